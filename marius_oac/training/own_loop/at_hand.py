@@ -1,0 +1,91 @@
+"""The rows of the batch that is with the user, as parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from marius_oac.errors import DivergedError, InputError, shown
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+
+
+class Rows:
+    """The rows of one table in the batch at hand, in the order in which their keys first occur in it.
+
+    This order, and with it the order of sums over a batch's rows, is the batch's own: the order of the store depends on
+    the batches that were planned before, trained or not.
+
+    Attributes:
+        leaf: a parameter, float32 [m, dimension], private to the batch.
+        local: of each of the batch's keys its place in `leaf`, int64 [n].
+        stepped: whether an optimizer has changed the rows.
+
+    Args:
+        number: of the batch.
+        name: of the table.
+        rows: float32 [m, width], in the order of the store.
+        order: the place of each key's row in `rows`, int64 [m].
+        keys: the different keys, int64 [m], in the order of their first occurrence.
+    """
+
+    def __init__(
+        self, number: int, name: str, dimension: int, rows: np.ndarray, order: np.ndarray, keys: np.ndarray,
+        local: np.ndarray,
+    ):  # fmt: skip
+        self.number, self.name, self.local, self.stepped = number, name, torch.from_numpy(local), False
+        self._order, self._whole, self._keys = order, rows[order], keys
+        self._sorted: tuple[np.ndarray, np.ndarray] | None = None
+        self._dimension, self._returned = dimension, False
+        self.leaf = torch.from_numpy(self._whole[:, :dimension].copy()).requires_grad_()
+        self.leaf.register_hook(self._check_at_hand)
+
+    def _check_at_hand(self, gradient: torch.Tensor) -> None:
+        if self._returned:
+            raise InputError(
+                f"backward reached rows of batch {self.number} of table {self.name!r}, which was handed back when the "
+                "loop asked for the next one: call backward before that"
+            )
+
+    def places(self, keys: np.ndarray) -> torch.Tensor:
+        """The place of each key in `leaf`, int64 [k]. Raises InputError if the batch does not have a key."""
+        if self._sorted is None:
+            order = np.argsort(self._keys)
+            self._sorted = self._keys[order], order
+        known, order = self._sorted
+        at = np.searchsorted(known, keys)
+        found = at < known.size
+        found[found] = known[at[found]] == keys[found]
+        if not found.all():
+            raise InputError(
+                f"key {keys[~found][0]} was not announced for batch {self.number}: what `keys` gives for this table "
+                "does not have it",
+                f"table {self.name!r}",
+            )
+        return torch.from_numpy(order[at])
+
+    def check_gradient(self) -> None:
+        """Raises DivergedError if the gradient is not finite."""
+        if self.leaf.grad is not None and not bool(torch.isfinite(self.leaf.grad).all()):
+            raise DivergedError(self.number, f"the gradient of table {shown(self.name)} is not finite")
+
+    def update(self, optimizer: RowOptimizer, learning_rate: float) -> None:
+        """Runs the row optimizer, whose own rate is 1, with the gradient that the leaf has, if it has one."""
+        gradient = self.leaf.grad
+        if gradient is None or not len(gradient):
+            return
+        value = self._whole[:, : self._dimension]
+        with torch.no_grad():
+            value[:] = self.leaf.numpy()
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            optimizer.update(self._whole, np.ascontiguousarray(dense.numpy()), self.number, learning_rate)
+            self.leaf.copy_(torch.from_numpy(value))
+        self.stepped = True
+
+    def take_back(self, rows: np.ndarray) -> None:
+        """Writes the rows back to where they came from, if an optimizer has changed them."""
+        if self.stepped:
+            rows[self._order] = self._whole
+
+    def close(self) -> None:
+        """Called when the batch is handed back: from now on nothing may be done with the leaf."""
+        self._returned = True

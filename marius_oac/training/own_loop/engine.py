@@ -1,0 +1,205 @@
+"""The engine in a user's own training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from marius_oac.config.sections import PipelineConfig, WorkersConfig
+from marius_oac.errors import DivergedError, InputError, shown
+from marius_oac.runtime.closing import Closable
+from marius_oac.training.own_loop.announced import KeySource, key_numbers, key_tensors
+from marius_oac.training.own_loop.exits import end_at_exit
+from marius_oac.training.own_loop.loop import Loop
+from marius_oac.training.own_loop.modules import Keyed
+from marius_oac.training.own_loop.optimizers import RowsOptimizer
+from marius_oac.training.own_loop.pipeline import OpenBatch
+from marius_oac.training.own_loop.planner import Fed
+from marius_oac.training.own_loop.tables import Table
+
+_MODES = ("oac", "sync")
+_ONE = WorkersConfig(plan=1, read=1, upload=1, download=1, write=1)
+
+
+class Engine(Closable):
+    """Brings the rows of a loop's batches to its modules, and back.
+
+    Args:
+        model: with modules of `Embedding` and `EmbeddingBag` in it.
+        keys: for each of these modules, which part of a batch has its keys.
+        optimizers: those of the loop; each module is in a group of one that is of this package.
+        in_flight: batches between the reading of their rows and the end of their writing. Results don't depend on it.
+        mode: oac, or sync: one batch at a time.
+
+    Raises:
+        InputError: something is missing or does not fit.
+    """
+
+    def __init__(
+        self, model: nn.Module, keys: Mapping[Keyed, KeySource], optimizers: Sequence[torch.optim.Optimizer],
+        in_flight: int = 8, mode: str = "oac",
+    ):  # fmt: skip
+        if mode not in _MODES:
+            raise InputError(f"mode must be one of {', '.join(_MODES)}, not {shown(mode)}", "Engine")
+        if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 1 <= in_flight <= 1024:
+            raise InputError(f"in_flight must be a number from 1 to 1024, not {shown(in_flight)}", "Engine")
+        self._config = PipelineConfig(mode=mode, in_flight=in_flight, workers=_ONE)
+        names = {module: name or "table" for name, module in model.named_modules() if isinstance(module, Keyed)}
+        _check_keys(names, keys)
+        self._optimizers = [each for each in optimizers if isinstance(each, RowsOptimizer)]
+        self._modules, self._sources = list(names), [keys[module] for module in names]
+        self._tables = _tables(names, self._optimizers)
+        self._loop: Loop | None = None
+        self._failed: BaseException | None = None
+        self._closed = False
+        self._next = max(table.next_timestamp for table in self._tables)
+        for module, table in zip(self._modules, self._tables, strict=True):
+            module.table, module.engine = table, self
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of `loader`, each with its rows in the modules. Asking for the next one hands the last one back.
+
+        Raises:
+            InputError: the engine is of no more use, or a batch has no such keys.
+            DivergedError: rows are NaN, infinite or too large.
+        """
+        self._check_usable()
+        self._end_loop()
+        self._check_usable()
+        return self._iterate(loader)
+
+    def _iterate(self, loader: Iterable[Any]) -> Generator[Any, None, None]:
+        self._end_loop()  # another one may have begun since `batches` was called
+        self._check_usable()
+        self._loop = loop = Loop(self._tables, self._config, self._next, self._fed, loader)
+        end_at_exit(loop)
+        try:
+            loop.start()
+            for opened in loop.batches():
+                self._place(opened)
+                yield opened.fed.batch
+                if self._loop is not loop:
+                    raise InputError("this loop was ended by another one, or because the engine was closed", "Engine.batches")
+                self._displace()
+                self._check_usable()
+        finally:
+            if self._loop is loop:
+                self._end_loop()
+        if self._failed is not None:
+            raise self._failed
+
+    def _place(self, opened: OpenBatch) -> None:
+        """Makes modules and optimizers have the batch's rows."""
+        for module, rows, tensors in zip(self._modules, opened.rows, opened.fed.tensors, strict=True):
+            module.announced.forget_before(tensors, opened.fed.batch_index)
+            module.rows = rows
+        for optimizer in self._optimizers:
+            optimizer.place()
+
+    def _displace(self) -> None:
+        for module in self._modules:
+            if module.rows is not None:
+                module.rows.close()
+                module.rows = None
+        for optimizer in self._optimizers:
+            optimizer.place()
+            if optimizer.failed is not None:
+                self._failed = self._failed or optimizer.failed
+
+    def _fed(self, number: int, batch: Any) -> Fed:
+        tensors, keys = [], []
+        for module, source in zip(self._modules, self._sources, strict=True):
+            where = f"batch {number}, table {module.table.name!r}" if module.table else ""
+            found = key_tensors(source, batch, where)
+            tensors.append(found)
+            keys.append(key_numbers(found, where))
+        for module, found in zip(self._modules, tensors, strict=True):
+            module.announced.add(found, number)
+        return Fed(number, batch, keys, tensors)
+
+    def _end_loop(self) -> None:
+        """Drains the loop that is under way, if there is one; keeps its error."""
+        loop = self._loop
+        if loop is None:
+            return
+        self._displace()
+        try:
+            loop.end()
+        except Exception as error:
+            self._failed = self._failed or error
+        finally:
+            self._loop = None
+            self._next = loop.next_batch
+            for table in self._tables:
+                table.next_timestamp = self._next
+                if self._failed is not None:
+                    table.broken = str(self._failed)
+
+    def wait_until_written(self) -> None:
+        """Waits until all batches that were handed back are in the store. Raises what the pipeline raised."""
+        loop = self._loop
+        if loop is not None and not loop.wait_until_written():
+            self._end_loop()
+        if self._failed is not None:
+            self._check_usable()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise InputError("the engine is closed: make a new one", "Engine")
+        if self._failed is not None:
+            if isinstance(self._failed, DivergedError):
+                raise self._failed
+            raise InputError(f"the engine has failed and can't be used again: {self._failed}", "Engine")
+
+    def close(self) -> None:
+        """Ends the loop that is under way: batches handed back are written. Rows can still be read in eval mode."""
+        if self._closed:
+            return
+        self._closed = True
+        self._end_loop()
+        for module in self._modules:
+            module.engine = None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        known = self._failed
+        self.close()
+        if error is None and self._failed is not None and self._failed is not known:
+            raise self._failed
+
+
+def _check_keys(names: Mapping[Keyed, str], keys: Mapping[Keyed, KeySource]) -> None:
+    if not names:
+        raise InputError("the model has no Embedding or EmbeddingBag of this package", "Engine")
+    for module in keys:
+        if module not in names:
+            raise InputError(f"{shown(module)} is not in the model, or no module of this package", "Engine: keys")
+    for module, name in names.items():
+        if module not in keys:
+            raise InputError(f"no keys are named for {name!r}", "Engine: keys")
+        if not (callable(keys[module]) or isinstance(keys[module], str)):
+            raise InputError(f"a field's name or a function of the batch, not {shown(keys[module])}",
+                             f"Engine: keys of {name!r}")  # fmt: skip
+        if module.engine is not None:
+            raise InputError(f"{name!r} is served by another engine: close that first", "Engine")
+
+
+def _tables(names: Mapping[Keyed, str], optimizers: Sequence[RowsOptimizer]) -> list[Table]:
+    """Those of the modules, made where there are none yet."""
+    tables = []
+    for module, name in names.items():
+        owners = [each for each in optimizers for group in each.modules if module in group]
+        if len(owners) != 1:
+            count = "no row optimizer" if not owners else "several row optimizers"
+            raise InputError(f"{name!r} is in {count} of `optimizers`, such as mt.Adagrad", "Engine: optimizers")
+        kernel, table = owners[0].kernel, module.table
+        if table is None:
+            table = Table(name, module.dimension, module.std, module.seed, kernel, module.capacity)
+        if table.broken is not None:
+            raise InputError(f"rows of {name!r} may be lost: an engine has failed: {table.broken}", "Engine")
+        if table.store.layout.state_width != kernel.state_width(module.dimension):
+            raise InputError(f"rows of {name!r} have the state of another optimizer", "Engine: optimizers")
+        tables.append(table)
+    return tables

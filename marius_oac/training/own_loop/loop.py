@@ -1,0 +1,181 @@
+"""One loop over a loader: draws its batches ahead, runs the pipeline beside it, and ends in every way there is.
+
+The user's thread draws from the loader. The pipeline runs on threads of its own, started after the loader's iterator
+was made, since that may fork processes. However a loop ends (the loader's last batch, `break`, an error, Ctrl-C, the
+interpreter's exit), it drains: batches that were handed back are written, those that the user never got pass through
+unchanged. Only an error of the pipeline itself aborts, and with that the engine is of no more use.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from marius_oac.config.sections import PipelineConfig
+from marius_oac.errors import InputError
+from marius_oac.pipeline.runner import BatchResult
+from marius_oac.runtime.channel import Channel, Closed
+from marius_oac.runtime.telemetry import Telemetry
+from marius_oac.runtime.workers import Workers
+from marius_oac.training.own_loop.generators import LoaderGenerators
+from marius_oac.training.own_loop.hand_over import HandOver
+from marius_oac.training.own_loop.pipeline import LoopPipeline, LoopSource, LoopStep, OpenBatch
+from marius_oac.training.own_loop.planner import Fed, LoopPlanner
+from marius_oac.training.own_loop.tables import Table
+
+AHEAD = 2
+"""Batches that the loader is ahead, beside those in flight."""
+_NO_LAST = 1 << 40
+
+Keys = Callable[[int, Any], Fed]
+"""A batch of the loader with its keys, by its number."""
+
+
+class Loop:
+    """A loop in the user's thread.
+
+    Args:
+        tables: that it trains.
+        config: mode and batches in flight.
+        first: number of the first batch.
+        fed: finds the keys of a batch; its errors are raised when the batch's turn comes.
+
+    Attributes:
+        handed_back: how many batches the user has handed back; `written`: those that are in the store.
+    """
+
+    def __init__(self, tables: Sequence[Table], config: PipelineConfig, first: int, fed: Keys, loader: Iterable[Any]):
+        self._fed, self._in_flight, self._first, self._pid = fed, config.room, first, os.getpid()
+        self._iterator, self._generators = iter(loader), LoaderGenerators()
+        self._feed: Channel[Fed] = Channel("feed", self._in_flight + AHEAD)
+        self._hand_over: HandOver[OpenBatch] = HandOver()
+        self._next, self.handed_back, self._written = first, 0, 0
+        self._changed, self._ended, self._closed = threading.Condition(), False, False
+        self._error: BaseException | None = None
+        source = LoopSource(tables, config.mode, self._stop)
+        self._pipeline = LoopPipeline(
+            LoopPlanner(tables, self._feed), source, LoopStep(tables, self._hand_over), config, torch.device("cpu"),
+            Telemetry(), self._on_result,
+        )  # fmt: skip
+        self._workers = Workers(on_failure=self._stop)
+        self._owner = threading.current_thread()
+
+    @property
+    def next_batch(self) -> int:
+        """The number after that of the last batch that was drawn."""
+        return self._next
+
+    def start(self) -> None:
+        """Starts the pipeline's threads."""
+        self._workers.start("loop", 1, self._run, lambda: None)
+
+    def _run(self) -> None:
+        try:
+            self._pipeline.run(self._first, _NO_LAST)
+        finally:
+            self._hand_over.end()
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _stop(self) -> None:
+        self._feed.abort()
+        self._hand_over.abort()
+
+    def _on_result(self, result: BatchResult) -> None:
+        with self._changed:
+            self._written += 1
+            self._changed.notify_all()
+
+    def wait_until_written(self) -> bool:
+        """Waits until every batch that was handed back is in the store. Returns whether they are."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._written >= self.handed_back)
+            return self._written >= self.handed_back
+
+    def batches(self) -> Iterator[OpenBatch]:
+        """Each batch in turn; asking for the next one hands the last one back. Must be followed by `end`.
+
+        Raises:
+            Exception: what the loader raised, after the batches before; or what the pipeline raised.
+        """
+        while True:
+            if os.getpid() != self._pid:
+                raise InputError("a forked process can't go on with a loop that another one has begun", "Engine")
+            self._owner = threading.current_thread()
+            self._draw()
+            batch = self._hand_over.take()
+            if batch is None:
+                break
+            yield batch
+            self.give_back(batch)
+        self.end()
+        if self._error is not None:
+            raise self._error
+
+    def give_back(self, batch: OpenBatch) -> None:
+        """Hands the batch that the user has back."""
+        for rows in batch.rows:
+            rows.close()
+        self.handed_back += 1
+        self._hand_over.give_back()
+
+    def _draw(self) -> None:
+        """Draws batches until the loader is far enough ahead, or at its end."""
+        given = self._first + self.handed_back
+        while not self._closed and self._next < given + self._in_flight + AHEAD:
+            try:
+                with self._generators.active():
+                    batch = next(self._iterator)
+                fed = self._fed(self._next, batch)
+            except StopIteration:
+                self._close_feed()
+                return
+            except Exception as error:  # its turn comes after the batches before it
+                self._error = error
+                self._close_feed()
+                return
+            try:
+                self._feed.put(fed)
+            except Closed:  # the pipeline has failed, and says why when it is joined
+                return
+            self._next += 1
+
+    def _close_feed(self) -> None:
+        self._closed = True
+        self._feed.close()
+
+    def end(self) -> None:
+        """Drains, and waits for the threads. May be called again.
+
+        Raises:
+            Exception: the first error of the pipeline.
+            KeyboardInterrupt: it came meanwhile; the threads have ended all the same.
+        """
+        if os.getpid() != self._pid:
+            return  # a forked child has none of the threads
+        interrupt: KeyboardInterrupt | None = None
+        while True:
+            try:
+                self._close_feed()
+                self._hand_over.drain()
+                self._workers.join()
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def end_quietly(self) -> None:
+        """`end`, without its errors: the interpreter exits. A loop in another thread goes on to its own end before."""
+        owner = self._owner
+        try:
+            if owner not in (threading.main_thread(), threading.current_thread()) and not owner.daemon:
+                owner.join()
+            self.end()
+        except BaseException:  # noqa: BLE001 - nobody is left to be told
+            return

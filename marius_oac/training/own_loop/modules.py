@@ -1,0 +1,149 @@
+"""Modules in the place of torch's nn.Embedding and nn.EmbeddingBag: their rows belong to keys and come from a store."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from marius_oac.errors import InputError, shown
+from marius_oac.training.own_loop.announced import Announced, key_numbers
+from marius_oac.training.own_loop.at_hand import Rows
+from marius_oac.training.own_loop.tables import Table
+
+_REFUSED = {
+    "max_norm": "rows would change while they are read",
+    "norm_type": "rows would change while they are read",
+    "sparse": "gradients are those of a batch's rows already",
+    "scale_grad_by_freq": "divide the loss instead",
+    "padding_idx": "leave such keys out of bags, by offsets",
+    "num_embeddings": "tables grow with the keys that they see",
+    "device": "rows are where the engine computes",
+    "dtype": "rows are float32",
+}
+
+
+class Reader(Protocol):
+    """The engine, as modules see it."""
+
+    def wait_until_written(self) -> None:
+        """Waits until all batches that were handed back are in the store."""
+
+
+class Keyed(nn.Module):
+    """What both modules share.
+
+    Args:
+        dimension: floats of a row.
+        std: standard deviation of new rows' values, which are normal.
+        seed: new rows are a function of seed, the module's name in the model, and key.
+        capacity: the largest number of rows; None: as many as half of the free memory holds.
+    """
+
+    def __init__(self, dimension: int, *, std: float = 1.0, seed: int = 0, capacity: int | None = None, **other: Any):
+        super().__init__()
+        for name in other:
+            if name not in _REFUSED:
+                raise InputError(f"there is no argument {name!r}", type(self).__name__)
+            raise InputError(f"{name} is not supported: {_REFUSED[name]}", type(self).__name__)
+        if not isinstance(dimension, int) or dimension < 1:
+            raise InputError(f"the dimension must be a number of at least 1, not {shown(dimension)}",
+                             type(self).__name__)  # fmt: skip
+        self.dimension, self.std, self.seed, self.capacity = dimension, std, seed, capacity
+        self.table: Table | None = None
+        self.engine: Reader | None = None
+        self.rows: Rows | None = None
+        self.announced = Announced()
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Refused: only the rows of the batch at hand are in a tensor."""
+        raise InputError("there is no tensor of all rows: call the module on keys, in eval mode outside of the loop",
+                         f"{type(self).__name__}.weight")  # fmt: skip
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Keyed:
+        raise InputError("a table that an engine serves can't be copied", type(self).__name__) if self.table else (
+            InputError("make a new one, so that each has a table of its own", type(self).__name__)
+        )
+
+    def extra_repr(self) -> str:
+        """The dimension."""
+        return str(self.dimension)
+
+    def _values(self, keys: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows, float32 [m, dimension], and the keys' places among them, int64 of the keys' shape."""
+        integers = isinstance(keys, torch.Tensor) and not keys.is_floating_point() and keys.dtype != torch.bool
+        if not integers:
+            what = keys.dtype if isinstance(keys, torch.Tensor) else shown(keys)
+            raise InputError(f"keys must be a tensor of integers, not {what}", type(self).__name__)
+        if self.table is None:
+            raise InputError("no engine serves this module yet: make one, with it in `keys`", type(self).__name__)
+        if not self.training:
+            return self._read(self.table, keys)
+        if self.rows is None:
+            raise InputError(
+                "there is no batch at hand: use the module within `for batch in engine.batches(...)`, or call "
+                "model.eval() to read rows",
+                f"table {self.table.name!r}",
+            )
+        place = self.announced.of(keys, self.rows.number)
+        if place is not None:
+            return self.rows.leaf, self.rows.local[place].view(keys.shape)
+        return self.rows.leaf, self.rows.places(key_numbers([keys], f"table {self.table.name!r}")).view(keys.shape)
+
+    def _read(self, table: Table, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers = key_numbers([keys], f"table {table.name!r}")
+        if self.engine is not None:
+            self.engine.wait_until_written()
+        values, local = table.look_up(numbers)
+        return torch.from_numpy(values), torch.from_numpy(local).view(keys.shape)
+
+
+class Embedding(Keyed):
+    """The rows of keys: nn.Embedding over int64 keys of any value.
+
+    In training mode these are the rows of the batch at hand; in eval mode, rows as of all batches handed back, without
+    gradients.
+    """
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        """Keys of any shape [...]; returns float32 [..., dimension]."""
+        values, local = self._values(keys)
+        return functional.embedding(local, values)
+
+
+class EmbeddingBag(Keyed):
+    """Sums or means of the rows of bags of keys: nn.EmbeddingBag over int64 keys of any value.
+
+    Args:
+        dimension: floats of a row.
+        mode: sum or mean.
+        include_last_offset: offsets end with the number of keys.
+        given: of `Keyed`.
+    """
+
+    def __init__(self, dimension: int, *, mode: str = "sum", include_last_offset: bool = False, **given: Any):
+        super().__init__(dimension, **given)
+        if mode not in ("sum", "mean"):
+            raise InputError(f"mode must be sum or mean, not {shown(mode)}", type(self).__name__)
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(
+        self,
+        keys: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Keys [b, n], or [n] with the first place of each bag, `offsets` [b]; returns float32 [b, dimension]."""
+        values, local = self._values(keys)
+        if (keys.dim() == 1) == (offsets is None):
+            raise InputError(f"keys [b, n] come without offsets and keys [n] with them, not {list(keys.shape)} "
+                             f"with{'out' * (offsets is None)}", type(self).__name__)  # fmt: skip
+        if per_sample_weights is not None and self.mode != "sum":
+            raise InputError("per_sample_weights need mode 'sum'", type(self).__name__)
+        return functional.embedding_bag(
+            local, values, None if offsets is None else offsets.long(), mode=self.mode,
+            per_sample_weights=per_sample_weights, include_last_offset=self.include_last_offset,
+        )  # fmt: skip

@@ -1,0 +1,105 @@
+"""Optimizers over the rows of the batch at hand: torch.optim's, in a user's eyes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from marius_oac.config.sections import OptimizerConfig
+from marius_oac.errors import DivergedError, InputError, shown
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.training.own_loop.modules import Keyed
+
+Given = nn.Module | Iterable[Any]
+
+
+def _modules(given: Any) -> list[Keyed]:
+    parts = [given] if isinstance(given, nn.Module) else list(given)
+    for part in parts:
+        if not isinstance(part, nn.Module):
+            raise InputError(f"a row optimizer takes modules, not {shown(type(part).__name__)}", "optimizer")
+    found = [each for part in parts for each in part.modules() if isinstance(each, Keyed)]
+    return list(dict.fromkeys(found))
+
+
+class RowsOptimizer(torch.optim.Optimizer):
+    """A row optimizer as torch's: groups hold the leaf tensors of the batch at hand, which `step` updates.
+
+    Rows whose batch sees no call of `step` stay as they were.
+
+    Attributes:
+        kernel: the update, with a learning rate of 1.
+        failed: the first error of a step whose gradients were not finite; the engine then refuses further use.
+
+    Args:
+        modules: modules with tables in them, or groups: dictionaries with such modules as `params`, and an `lr`.
+    """
+
+    def __init__(self, modules: Given, lr: float, config: OptimizerConfig):
+        listed = [modules] if isinstance(modules, nn.Module) else list(modules)
+        grouped = bool(listed) and all(isinstance(each, dict) for each in listed)
+        groups: list[dict[str, Any]] = listed if grouped else [{"params": listed}]
+        self.modules = [_modules(group["params"]) for group in groups]
+        every = [each for group in self.modules for each in group]
+        if not every:
+            raise InputError("there is no Embedding or EmbeddingBag of this package in what it was given",
+                             type(self).__name__)  # fmt: skip
+        if len({*every}) < len(every):
+            raise InputError("a table is in two groups", type(self).__name__)
+        self.kernel, self.failed = RowOptimizer(config, 1.0), None  # type: RowOptimizer, DivergedError | None
+        super().__init__([{**group, "params": []} for group in groups], {"lr": lr})
+        for group in self.param_groups:
+            if not group["lr"] >= 0:
+                raise InputError(f"lr must be at least 0, not {shown(group['lr'])}", type(self).__name__)
+
+    def place(self) -> None:
+        """Makes the groups hold the leaves of the batch at hand."""
+        for group, modules in zip(self.param_groups, self.modules, strict=True):
+            group["params"] = [module.rows.leaf for module in modules if module.rows is not None]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Updates the rows of the batch at hand by their gradients.
+
+        Raises:
+            DivergedError: a gradient is not finite; no row was changed.
+            InputError: there is no batch at hand.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        pairs = [
+            (module.rows, float(group["lr"]))
+            for group, modules in zip(self.param_groups, self.modules, strict=True)
+            for module in modules
+            if module.rows is not None
+        ]
+        if not pairs:
+            raise InputError("there is no batch at hand: call step within the loop", type(self).__name__)
+        try:
+            for rows, _ in pairs:
+                rows.check_gradient()
+        except DivergedError as error:
+            self.failed = self.failed or error
+            raise
+        for rows, rate in pairs:
+            rows.update(self.kernel, rate)
+        return loss
+
+
+class Adagrad(RowsOptimizer):
+    """torch.optim.Adagrad's update, of a batch's rows alone."""
+
+    def __init__(self, modules: Given, lr: float = 1e-2, eps: float = 1e-10, initial_accumulator_value: float = 0.0):
+        config = OptimizerConfig(kind="adagrad", epsilon=eps, initial_accumulator=initial_accumulator_value)
+        super().__init__(modules, lr, config)
+
+
+class SGD(RowsOptimizer):
+    """torch.optim.SGD's update without momentum, of a batch's rows alone."""
+
+    def __init__(self, modules: Given, lr: float = 1e-3):
+        super().__init__(modules, lr, OptimizerConfig(kind="sgd"))

@@ -1,0 +1,86 @@
+"""Plans batches from the keys that the loop's loader gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from marius_oac.runtime.channel import Channel
+from marius_oac.storage.keys.distinct import DistinctKeys
+from marius_oac.training.own_loop.tables import Table, checks, vocabularies
+from marius_oac.types import BatchData, Plan, TableSpec
+
+_FIRST_ROWS = 256  # that a buffer has room for; it grows
+
+
+@dataclass(frozen=True, eq=False)
+class Fed:
+    """A batch of the user's loader.
+
+    Attributes:
+        batch_index: its number.
+        batch: the user's.
+        keys: of each table, int64 [n].
+        tensors: of each table, those that had these keys.
+    """
+
+    batch_index: int
+    batch: Any
+    keys: Sequence[np.ndarray]
+    tensors: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LoopBatch(BatchData):
+    """What the step needs.
+
+    Attributes:
+        fed: the user's batch.
+        distinct: of each table its different keys, in the order of their first occurrence.
+        local: of each table, int64 [n]: the place of each key among them.
+        order: of each table, int64 [m]: the place of each different key's row among the batch's rows.
+    """
+
+    fed: Fed
+    distinct: Sequence[DistinctKeys]
+    local: Sequence[np.ndarray]
+    order: Sequence[np.ndarray] = ()
+
+
+@dataclass(frozen=True)
+class LoopPlan(Plan[LoopBatch]):
+    """A plan whose new keys may have no rows yet; `ids`, int64 [m] of each table, are -1 there."""
+
+    ids: Sequence[np.ndarray] = ()
+
+
+class LoopPlanner:
+    """Plans what is in `feed`, in its order; to be called by one plan worker."""
+
+    def __init__(self, tables: Sequence[Table], feed: Channel[Fed]):
+        self._tables, self._feed = tables, feed
+        self.tables = [TableSpec(table.name, table.capacity, min(_FIRST_ROWS, table.capacity)) for table in tables]
+
+    def plan(self, batch_index: int) -> LoopPlan:
+        """The next batch of the feed. Raises Closed after the last one, which ends the run."""
+        fed = self._feed.get()
+        if fed.batch_index != batch_index:
+            raise RuntimeError(f"batch {fed.batch_index} was fed in the place of {batch_index}")
+        distinct = [
+            DistinctKeys.of(table.name, vocabularies(keys), keys, checks(keys))
+            for table, keys in zip(self._tables, fed.keys, strict=True)
+        ]
+        ids = [table.find(each) for table, each in zip(self._tables, distinct, strict=True)]
+        local = [each.numbers.astype(np.int64) for each in distinct]
+        return LoopPlan(batch_index, (), LoopBatch(fed=fed, distinct=distinct, local=local), 1, ids)
+
+    def assign_rows(self, plan: LoopPlan) -> Plan[LoopBatch]:
+        """Gives rows to new keys."""
+        for table, each, ids in zip(self._tables, plan.data.distinct, plan.ids, strict=True):
+            table.admit(each, ids)
+        orders = [np.argsort(np.argsort(ids)) for ids in plan.ids]
+        rows = [np.sort(ids) for ids in plan.ids]
+        return Plan(plan.batch_index, rows, replace(plan.data, order=orders), plan.examples)

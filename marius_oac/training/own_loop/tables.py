@@ -1,0 +1,72 @@
+"""The rows of one module: a store, its keys, and what of them is with the user's loop."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.runtime.machine import cgroups
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.keys.distinct import DistinctKeys
+from marius_oac.storage.keys.index import MAX_CAPACITY
+from marius_oac.storage.keys.table import KeyTable
+from marius_oac.storage.memory import MemoryStore
+
+_SHARE = 0.5  # of the free memory that a table may grow to
+_KEY_BYTES = 25  # of the index, for each row
+
+
+def vocabularies(keys: np.ndarray) -> np.ndarray:
+    """That of a loop's keys, uint16 [n]: there is one."""
+    return np.zeros(keys.size, np.uint16)
+
+
+def checks(keys: np.ndarray) -> np.ndarray:
+    """Those of keys that are no texts' fingerprints, uint32 [n]."""
+    return np.zeros(keys.size, np.uint32)
+
+
+class Table:
+    """Rows by key, in memory.
+
+    Attributes:
+        next_timestamp: that of the first batch to come: all before it are in the store.
+        broken: why no engine may use the rows any more; None: any may.
+    """
+
+    def __init__(self, name: str, dimension: int, std: float, seed: int, optimizer: RowOptimizer, capacity: int | None):
+        self.name, self.dimension = name, dimension
+        layout = RowLayout(dimension, optimizer.state_width(dimension))
+        room = int(_SHARE * cgroups.free_memory() / (layout.row_bytes + _KEY_BYTES))
+        initial = RowInitial("normal", std, seed, name, optimizer.initial_state)
+        self.store = MemoryStore(name, 0, layout, initial, min(capacity or room, MAX_CAPACITY))
+        self._keys = KeyTable(self.store)
+        self._admitting = threading.Lock()  # a look-up must not find a key whose row is not in the store yet
+        self.next_timestamp, self.broken = 0, None  # type: int, str | None
+
+    @property
+    def capacity(self) -> int:
+        """The largest number of rows."""
+        return self.store.capacity
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, distinct: DistinctKeys) -> np.ndarray:
+        """The row of each key, int64 [m]; -1: it has none yet."""
+        return self._keys.find(*distinct.asked)
+
+    def admit(self, distinct: DistinctKeys, rows: np.ndarray) -> None:
+        """Gives rows to the keys that have none, in place; by one thread at a time. Raises InputError if the table is
+        full."""
+        with self._admitting:
+            self._keys.admit(*distinct.asked, rows, distinct=True)
+
+    def look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values to read, float32 [m, dimension], and the place of each key, int64 [n], among them."""
+        with self._admitting:
+            rows, local, _ = self._keys.look_up(vocabularies(keys), keys, checks(keys))
+        return np.ascontiguousarray(rows[:, : self.dimension]), local.astype(np.int64)
