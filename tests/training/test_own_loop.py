@@ -1,7 +1,6 @@
 """A loop of the user's own: batches change hands one at a time, and every way in which a loop ends leaves the rows that
 its trained batches gave, and no thread."""
 
-import os
 import random
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import torch
 from marius_oac.errors import DivergedError, InputError
 from marius_oac.runtime.channel import Closed
 from marius_oac.training.own_loop.hand_over import HandOver
+from tests.house.test_house import ROOT
 from tests.threads import in_thread, joined
 from tests.training.loops import Loop, key_batches, patience, trained
 
@@ -243,7 +243,8 @@ def test_an_aborted_hand_over_wakes_both_sides():
 
 
 PROGRAM = """
-import os, signal, sys, threading
+import os, signal, sys, threading, warnings
+warnings.simplefilter("ignore")  # of forks beside threads
 signal.alarm(30)  # not faulthandler, whose own thread a forked child waits for
 from tests.training.loops import Loop, key_batches
 loop = Loop()
@@ -263,10 +264,10 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
+@pytest.mark.usefixtures("forked_programs")
 def test_the_interpreter_exits_with_a_loop_unfinished(end):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM + ENDS[end]], capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM + ENDS[end]], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
     assert done.returncode == (3 if end == "an error" else 0), done.stderr
     assert done.stderr == "" and done.stdout == ("29\n" if end == "another thread" else "")

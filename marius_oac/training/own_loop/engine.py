@@ -110,9 +110,10 @@ class Engine(Closable):
                 self._failed = self._failed or optimizer.failed
 
     def _fed(self, number: int, batch: Any) -> Fed:
-        tensors, keys = [], []
-        for module, source in zip(self._modules, self._sources, strict=True):
-            where = f"batch {number}, table {module.table.name!r}" if module.table else ""
+        tensors: list[list[torch.Tensor]] = []
+        keys = []
+        for table, source in zip(self._tables, self._sources, strict=True):
+            where = f"batch {number}, table {table.name!r}"
             found = key_tensors(source, batch, where)
             tensors.append(found)
             keys.append(key_numbers(found, where))

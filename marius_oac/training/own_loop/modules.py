@@ -64,9 +64,8 @@ class Keyed(nn.Module):
                          f"{type(self).__name__}.weight")  # fmt: skip
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Keyed:
-        raise InputError("a table that an engine serves can't be copied", type(self).__name__) if self.table else (
-            InputError("make a new one, so that each has a table of its own", type(self).__name__)
-        )
+        raise InputError("it can't be copied: make a new one, so that each has a table of its own",
+                         type(self).__name__)  # fmt: skip
 
     def extra_repr(self) -> str:
         """The dimension."""
