@@ -255,7 +255,12 @@ ENDS = {
     "unfinished": "",
     "an error": "raise SystemExit(3)",
     "forked": "\n".join(
-        ["child = os.fork()", "if not child: signal.alarm(20), sys.exit(0)", "assert os.waitpid(child, 0)[1] == 0", "next(batches)"]
+        [
+            "child = os.fork()",
+            "if not child: signal.alarm(20), sys.exit(0)",
+            "assert os.waitpid(child, 0)[1] == 0",
+            "next(batches)",
+        ]
     ),
     "another thread": "\n".join(
         ["def goes_on():", "    print(sum(1 for each in batches))", "threading.Thread(target=goes_on).start()"]

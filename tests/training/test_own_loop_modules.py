@@ -1,5 +1,7 @@
 """Modules and optimizers of a user's own loop against torch's, and what they refuse."""
 
+import runpy
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch.nn import functional
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY
+from tests.house.test_house import ROOT
 from tests.training.loops import Loop, key_batches, patience
 
 KEYS, DIMENSION = 60, 8
@@ -115,7 +118,11 @@ def test_a_loader_with_workers_gives_the_same_bits():
     def rows(workers):
         torch.manual_seed(7)
         loader = torch.utils.data.DataLoader(
-            data, batch_size=None, shuffle=True, num_workers=workers, multiprocessing_context="fork" if workers else None
+            data,
+            batch_size=None,
+            shuffle=True,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
         )
         loop = Loop(in_flight=4)
         with loop.engine as engine:
@@ -287,3 +294,8 @@ def test_a_wrong_use_is_told(line):
     with pytest.raises(InputError) as error:
         WRONG[line]()
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_example_learns():
+    losses, right = runpy.run_path(str(ROOT / "examples" / "own_loop.py"))["main"](300)
+    assert sum(losses[-20:]) < 0.7 * sum(losses[:20]) and right > 0.7

@@ -82,7 +82,9 @@ class Engine(Closable):
                 self._place(opened)
                 yield opened.fed.batch
                 if self._loop is not loop:
-                    raise InputError("this loop was ended by another one, or because the engine was closed", "Engine.batches")
+                    raise InputError(
+                        "this loop was ended by another one, or because the engine was closed", "Engine.batches"
+                    )
                 self._displace()
                 self._check_usable()
         finally:

@@ -39,9 +39,9 @@ class RowsOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, modules: Given, lr: float, config: OptimizerConfig):
-        listed = [modules] if isinstance(modules, nn.Module) else list(modules)
+        listed: list[Any] = [modules] if isinstance(modules, nn.Module) else list(modules)
         grouped = bool(listed) and all(isinstance(each, dict) for each in listed)
-        groups: list[dict[str, Any]] = listed if grouped else [{"params": listed}]
+        groups = listed if grouped else [{"params": listed}]
         self.modules = [_modules(group["params"]) for group in groups]
         every = [each for group in self.modules for each in group]
         if not every:
@@ -60,7 +60,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         for group, modules in zip(self.param_groups, self.modules, strict=True):
             group["params"] = [module.rows.leaf for module in modules if module.rows is not None]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the rows of the batch at hand by their gradients.
 
         Raises:
