@@ -13,9 +13,10 @@ import torch
 
 from marius_oac.errors import DivergedError, InputError
 from marius_oac.runtime.channel import Closed
+from marius_oac.storage.memory import MemoryStore
 from marius_oac.training.own_loop.hand_over import HandOver
 from tests.house.test_house import ROOT
-from tests.threads import in_thread, joined
+from tests.threads import in_thread, joined, watched
 from tests.training.loops import Loop, key_batches, patience, trained
 
 
@@ -144,6 +145,51 @@ def test_rows_can_be_read_between_batches():
             if number in (3, 9):
                 assert torch.equal(loop.table(), after(number))
             loop.train(batch)
+
+
+def test_reading_waits_for_the_batches_that_were_handed_back(monkeypatch):
+    loop, gate, commit = Loop(in_flight=4), threading.Event(), MemoryStore._commit
+
+    def late(*given):
+        assert gate.wait(30)
+        return commit(*given)
+
+    monkeypatch.setattr(MemoryStore, "_commit", late)
+    with loop.engine as engine:
+        batches = engine.batches(key_batches(3))
+        loop.train(next(batches))
+        next(batches)
+        waited = watched(engine._loop)._changed
+        reading = in_thread(loop.table)
+        waited.parked()
+        gate.set()
+        assert torch.equal(joined(*reading), after(1))
+
+
+def test_a_batch_may_be_longer_than_all_before():
+    draw = torch.Generator().manual_seed(2)
+    batches = [{"item": torch.randint(0, 5000, (size,), generator=draw)} for size in (1, 300, 0, 5, 4000, 1200)] * 3
+    assert torch.equal(trained(batches, in_flight=4), trained(batches, mode="sync"))
+
+
+def test_sums_over_a_batch_do_not_depend_on_the_batches_drawn_before_a_break():
+    """Their keys get rows, in an order of their own; a norm over a batch's rows sums in the batch's order."""
+
+    def clipped(loop, batch):
+        (loop.items(batch["item"]) * torch.linspace(-1, 3, len(batch["item"]))[:, None]).pow(2).sum().backward()
+        torch.nn.utils.clip_grad_norm_(loop.rows.param_groups[0]["params"], 0.5)
+        loop.rows.step()
+        loop.rows.zero_grad()
+
+    batches, rows = key_batches(30, keys=2000, most=200), []
+    for drawn_before in (batches[:0], batches[::-1]):
+        with (loop := Loop(in_flight=8)).engine as engine:
+            for _ in engine.batches(drawn_before):
+                break
+            for batch in engine.batches(batches):
+                clipped(loop, batch)
+        rows.append(loop.table(2000))
+    assert torch.equal(*rows)
 
 
 def test_an_engine_goes_on_with_the_rows_of_the_last_one():
