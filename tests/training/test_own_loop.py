@@ -291,7 +291,7 @@ def test_an_aborted_hand_over_wakes_both_sides():
 PROGRAM = """
 import os, signal, sys, threading, warnings
 warnings.simplefilter("ignore")  # of forks beside threads
-signal.alarm(30)  # not faulthandler, whose own thread a forked child waits for
+signal.alarm(20)  # not faulthandler, whose own thread a forked child waits for
 from tests.training.loops import Loop, key_batches
 loop = Loop()
 batches = loop.engine.batches(key_batches(30))
@@ -303,7 +303,7 @@ ENDS = {
     "forked": "\n".join(
         [
             "child = os.fork()",
-            "if not child: signal.alarm(20), sys.exit(0)",
+            "if not child: signal.alarm(15), sys.exit(0)",
             "assert os.waitpid(child, 0)[1] == 0",
             "next(batches)",
         ]
