@@ -303,7 +303,7 @@ ENDS = {
     "forked": "\n".join(
         [
             "child = os.fork()",
-            "if not child: signal.alarm(15), sys.exit(0)",
+            "if not child: signal.alarm(15), batches.close(), sys.exit(0)",
             "assert os.waitpid(child, 0)[1] == 0",
             "next(batches)",
         ]
