@@ -9,6 +9,22 @@ from marius_oac.errors import DivergedError, InputError, shown
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 
 
+class _Lease:
+    """Whether the user has a batch. Apart from its rows, whose leaf has a hook: tensors in circles stay until Python
+    looks for circles."""
+
+    def __init__(self, number: int, name: str):
+        self.number, self.name, self.ended = number, name, False
+
+    def check(self, gradient: torch.Tensor) -> None:
+        """A hook of the leaf."""
+        if self.ended:
+            raise InputError(
+                f"backward reached rows of batch {self.number} of table {self.name!r}, which was handed back when the "
+                "loop asked for the next one: call backward before that"
+            )
+
+
 class Rows:
     """The rows of one table in the batch at hand, in the order in which their keys first occur in it.
 
@@ -35,16 +51,9 @@ class Rows:
         self.number, self.name, self.local, self.stepped = number, name, torch.from_numpy(local), False
         self._order, self._whole, self._keys = order, rows[order], keys
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
-        self._dimension, self._returned = dimension, False
+        self._dimension, self._lease = dimension, _Lease(number, name)
         self.leaf = torch.from_numpy(self._whole[:, :dimension].copy()).requires_grad_()
-        self.leaf.register_hook(self._check_at_hand)
-
-    def _check_at_hand(self, gradient: torch.Tensor) -> None:
-        if self._returned:
-            raise InputError(
-                f"backward reached rows of batch {self.number} of table {self.name!r}, which was handed back when the "
-                "loop asked for the next one: call backward before that"
-            )
+        self.leaf.register_hook(self._lease.check)
 
     def places(self, keys: np.ndarray) -> torch.Tensor:
         """The place of each key in `leaf`, int64 [k]. Raises InputError if the batch does not have a key."""
@@ -88,4 +97,4 @@ class Rows:
 
     def close(self) -> None:
         """Called when the batch is handed back: from now on nothing may be done with the leaf."""
-        self._returned = True
+        self._lease.ended = True

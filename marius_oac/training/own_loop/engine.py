@@ -86,7 +86,6 @@ class Engine(Closable):
                         "this loop was ended by another one, or because the engine was closed", "Engine.batches"
                     )
                 self._displace()
-                self._check_usable()
         finally:
             if self._loop is loop:
                 self._end_loop()
@@ -108,8 +107,6 @@ class Engine(Closable):
                 module.rows = None
         for optimizer in self._optimizers:
             optimizer.place()
-            if optimizer.failed is not None:
-                self._failed = self._failed or optimizer.failed
 
     def _fed(self, number: int, batch: Any) -> Fed:
         tensors: list[list[torch.Tensor]] = []
@@ -159,10 +156,8 @@ class Engine(Closable):
 
     def close(self) -> None:
         """Ends the loop that is under way: batches handed back are written. Rows can still be read in eval mode."""
-        if self._closed:
-            return
         self._closed = True
-        self._end_loop()
+        self._end_loop()  # again where Ctrl-C came between
         for module in self._modules:
             module.engine = None
 
@@ -197,12 +192,12 @@ def _tables(names: Mapping[Keyed, str], optimizers: Sequence[RowsOptimizer]) -> 
         if len(owners) != 1:
             count = "no row optimizer" if not owners else "several row optimizers"
             raise InputError(f"{name!r} is in {count} of `optimizers`, such as mt.Adagrad", "Engine: optimizers")
-        kernel, table = owners[0].kernel, module.table
+        table = module.table
         if table is None:
-            table = Table(name, module.dimension, module.std, module.seed, kernel, module.capacity)
+            table = Table(name, module.dimension, module.std, module.seed, owners[0].config, module.capacity)
         if table.broken is not None:
             raise InputError(f"rows of {name!r} may be lost: an engine has failed: {table.broken}", "Engine")
-        if table.store.layout.state_width != kernel.state_width(module.dimension):
+        if table.kind != owners[0].config.kind:
             raise InputError(f"rows of {name!r} have the state of another optimizer", "Engine: optimizers")
         tables.append(table)
     return tables

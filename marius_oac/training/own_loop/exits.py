@@ -6,7 +6,6 @@ too late: after the threads have been joined.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from typing import Protocol
@@ -16,26 +15,24 @@ class Endable(Protocol):
     """A loop that can be ended by another thread."""
 
     def end_quietly(self) -> None:
-        """Ends the loop's threads and waits for them."""
+        """Ends the loop's threads and waits for them. Returns at once in a forked child, which has none of them."""
 
 
 _LOOPS: weakref.WeakSet[Endable] = weakref.WeakSet()
 _LOCK = threading.Lock()
-_REGISTERED: list[int] = []
+_REGISTERED: list[bool] = []
 
 
 def end_at_exit(loop: Endable) -> None:
-    """Ends the loop, if it is there still, before the interpreter waits for threads. Nothing in a forked child, which
-    has none of them."""
+    """Ends the loop, if it is there still, before the interpreter waits for threads."""
     with _LOCK:
         _LOOPS.add(loop)
         if not _REGISTERED:
-            _REGISTERED.append(os.getpid())
+            _REGISTERED.append(True)  # also in processes that are forked from this one
             # The only callback that runs before threads are joined; concurrent.futures uses it for the same reason.
             threading._register_atexit(_end_all)  # type: ignore[attr-defined]
 
 
 def _end_all() -> None:
-    if os.getpid() in _REGISTERED:
-        for loop in list(_LOOPS):
-            loop.end_quietly()
+    for loop in list(_LOOPS):
+        loop.end_quietly()

@@ -173,6 +173,8 @@ class Loop:
     def end_quietly(self) -> None:
         """`end`, without its errors: the interpreter exits. A loop in another thread goes on to its own end before."""
         owner = self._owner
+        if os.getpid() != self._pid:
+            return
         try:
             if owner not in (threading.main_thread(), threading.current_thread()) and not owner.daemon:
                 owner.join()

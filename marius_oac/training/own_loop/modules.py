@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -42,15 +43,21 @@ class Keyed(nn.Module):
         capacity: the largest number of rows; None: as many as half of the free memory holds.
     """
 
-    def __init__(self, dimension: int, *, std: float = 1.0, seed: int = 0, capacity: int | None = None, **other: Any):
+    def __init__(
+        self, dimension: int, *more: Any, std: float = 1.0, seed: int = 0, capacity: int | None = None, **other: Any
+    ):
         super().__init__()
+        if more:
+            raise InputError("give the dimension alone: tables grow with the keys that they see", type(self).__name__)
         for name in other:
             if name not in _REFUSED:
                 raise InputError(f"there is no argument {name!r}", type(self).__name__)
             raise InputError(f"{name} is not supported: {_REFUSED[name]}", type(self).__name__)
-        if not isinstance(dimension, int) or dimension < 1:
-            raise InputError(f"the dimension must be a number of at least 1, not {shown(dimension)}",
-                             type(self).__name__)  # fmt: skip
+        for what, number in (("the dimension", dimension), ("capacity", 1 if capacity is None else capacity)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise InputError(f"{what} must be a number of at least 1, not {shown(number)}", type(self).__name__)
+        if not (isinstance(std, int | float) and 0 <= std < math.inf):
+            raise InputError(f"std must be a number of at least 0, not {shown(std)}", type(self).__name__)
         self.dimension, self.std, self.seed, self.capacity = dimension, std, seed, capacity
         self.table: Table | None = None
         self.engine: Reader | None = None
@@ -63,8 +70,14 @@ class Keyed(nn.Module):
         raise InputError("there is no tensor of all rows: call the module on keys, in eval mode outside of the loop",
                          f"{type(self).__name__}.weight")  # fmt: skip
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Keyed:
-        raise InputError("it can't be copied: make a new one, so that each has a table of its own",
+    @property
+    def num_embeddings(self) -> int:
+        """Refused: it would change while one looks."""
+        raise InputError("there is no fixed number of rows: tables grow with the keys that they see",
+                         f"{type(self).__name__}.num_embeddings")  # fmt: skip
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InputError("it can't be copied or pickled: make a new one, so that each has a table of its own",
                          type(self).__name__)  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -118,15 +131,15 @@ class EmbeddingBag(Keyed):
 
     Args:
         dimension: floats of a row.
-        mode: sum or mean.
+        mode: sum, mean or max.
         include_last_offset: offsets end with the number of keys.
         given: of `Keyed`.
     """
 
-    def __init__(self, dimension: int, *, mode: str = "sum", include_last_offset: bool = False, **given: Any):
-        super().__init__(dimension, **given)
-        if mode not in ("sum", "mean"):
-            raise InputError(f"mode must be sum or mean, not {shown(mode)}", type(self).__name__)
+    def __init__(self, dimension: int, *more: Any, mode: str = "sum", include_last_offset: bool = False, **given: Any):
+        super().__init__(dimension, *more, **given)
+        if mode not in ("sum", "mean", "max"):
+            raise InputError(f"mode must be sum, mean or max, not {shown(mode)}", type(self).__name__)
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from marius_oac.config.sections import OptimizerConfig
-from marius_oac.errors import DivergedError, InputError, shown
+from marius_oac.errors import InputError, shown
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.training.own_loop.modules import Keyed
 
@@ -32,7 +32,7 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     Attributes:
         kernel: the update, with a learning rate of 1.
-        failed: the first error of a step whose gradients were not finite; the engine then refuses further use.
+        config: its kind and parameters.
 
     Args:
         modules: modules with tables in them, or groups: dictionaries with such modules as `params`, and an `lr`.
@@ -49,11 +49,31 @@ class RowsOptimizer(torch.optim.Optimizer):
                              type(self).__name__)  # fmt: skip
         if len({*every}) < len(every):
             raise InputError("a table is in two groups", type(self).__name__)
-        self.kernel, self.failed = RowOptimizer(config, 1.0), None  # type: RowOptimizer, DivergedError | None
+        self.kernel, self.config = RowOptimizer(config, 1.0), config
         super().__init__([{**group, "params": []} for group in groups], {"lr": lr})
         for group in self.param_groups:
             if not group["lr"] >= 0:
                 raise InputError(f"lr must be at least 0, not {shown(group['lr'])}", type(self).__name__)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused after the optimizer was made: a table's rows have the state of the optimizer that they began with."""
+        if len(self.param_groups) == len(self.modules):
+            raise InputError("groups can't be added: name all modules when it is made", type(self).__name__)
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Learning rates and the like, without tensors: the state of rows is in the rows."""
+        return {"state": {}, "param_groups": [{**group, "params": []} for group in self.param_groups]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave. Raises InputError if it has another number of groups."""
+        saved = state_dict["param_groups"]
+        if len(saved) != len(self.param_groups):
+            raise InputError(
+                f"it has {len(self.param_groups)} groups and the saved one {len(saved)}", type(self).__name__
+            )
+        for group, given in zip(self.param_groups, saved, strict=True):
+            group.update({name: value for name, value in given.items() if name != "params"})
 
     def place(self) -> None:
         """Makes the groups hold the leaves of the batch at hand."""
@@ -79,12 +99,8 @@ class RowsOptimizer(torch.optim.Optimizer):
         ]
         if not pairs:
             raise InputError("there is no batch at hand: call step within the loop", type(self).__name__)
-        try:
-            for rows, _ in pairs:
-                rows.check_gradient()
-        except DivergedError as error:
-            self.failed = self.failed or error
-            raise
+        for rows, _ in pairs:
+            rows.check_gradient()
         for rows, rate in pairs:
             rows.update(self.kernel, rate)
         return loss

@@ -81,6 +81,13 @@ class LoopPlanner:
         """Gives rows to new keys."""
         for table, each, ids in zip(self._tables, plan.data.distinct, plan.ids, strict=True):
             table.admit(each, ids)
-        orders = [np.argsort(np.argsort(ids)) for ids in plan.ids]
-        rows = [np.sort(ids) for ids in plan.ids]
+        rows, orders = zip(*map(_sorted, plan.ids), strict=True)
         return Plan(plan.batch_index, rows, replace(plan.data, order=orders), plan.examples)
+
+
+def _sorted(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of rows, int64 [m], ascending, and the place of each one among them."""
+    by_row = np.argsort(ids)
+    order = np.empty_like(by_row)
+    order[by_row] = np.arange(by_row.size)
+    return ids[by_row], order

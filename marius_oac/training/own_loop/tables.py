@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 
+from marius_oac.config.sections import OptimizerConfig, StorageConfig
 from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine import cgroups
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.distinct import DistinctKeys
 from marius_oac.storage.keys.index import MAX_CAPACITY
 from marius_oac.storage.keys.table import KeyTable
-from marius_oac.storage.memory import MemoryStore
 
 _SHARE = 0.5  # of the free memory that a table may grow to
 _KEY_BYTES = 25  # of the index, for each row
@@ -30,19 +32,23 @@ def checks(keys: np.ndarray) -> np.ndarray:
 
 
 class Table:
-    """Rows by key, in memory.
+    """Rows by key, in memory, of a table that is made empty.
 
     Attributes:
+        kind: of the optimizer whose state the rows have.
         next_timestamp: that of the first batch to come: all before it are in the store.
         broken: why no engine may use the rows any more; None: any may.
     """
 
-    def __init__(self, name: str, dimension: int, std: float, seed: int, optimizer: RowOptimizer, capacity: int | None):
-        self.name, self.dimension = name, dimension
+    def __init__(self, name: str, dimension: int, std: float, seed: int, config: OptimizerConfig, capacity: int | None):
+        self.name, self.dimension, self.kind = name, dimension, config.kind
+        optimizer = RowOptimizer(config)
         layout = RowLayout(dimension, optimizer.state_width(dimension))
         room = int(_SHARE * cgroups.free_memory() / (layout.row_bytes + _KEY_BYTES))
         initial = RowInitial("normal", std, seed, name, optimizer.initial_state)
-        self.store = MemoryStore(name, 0, layout, initial, min(capacity or room, MAX_CAPACITY))
+        capacities = {name: min(capacity or room, MAX_CAPACITY)}
+        # The stack is never closed: the memory goes with its last view.
+        self.store = Tables(StorageConfig(), None, {name: layout}, capacities, ExitStack()).make(name, 0, initial)
         self._keys = KeyTable(self.store)
         self._admitting = threading.Lock()  # a look-up must not find a key whose row is not in the store yet
         self.next_timestamp, self.broken = 0, None  # type: int, str | None

@@ -63,3 +63,8 @@ def trained(batches, **given):
         for batch in engine.batches(batches):
             loop.train(batch)
     return loop.table()
+
+
+def after(count, **given):
+    """Rows after the first `count` batches, trained one at a time."""
+    return trained(key_batches(count), mode="sync", **given)

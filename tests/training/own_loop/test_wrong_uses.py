@@ -1,0 +1,148 @@
+"""What can't work in a loop of the user's own is told in one line."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import marius_oac.torch as mt
+from marius_oac.errors import InputError
+from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY
+from tests.training.own_loop.loops import Loop, key_batches
+
+
+def run(loop, use, batches=3):
+    with loop.engine as engine:
+        for number, batch in enumerate(engine.batches(key_batches(batches))):
+            use(loop, batch, number)
+
+
+class Kept:
+    """Uses what an earlier batch left."""
+
+    def __init__(self, keep, use):
+        self.keep, self.use, self.kept = keep, use, None
+
+    def __call__(self, loop, batch, number):
+        if number:
+            self.use(loop, self.kept)
+        self.kept = self.keep(loop, batch)
+
+
+USES = {
+    "was handed back when the loop asked for the next one; the batch at hand is 1": Kept(
+        lambda loop, batch: batch, lambda loop, batch: loop.items(batch["item"])
+    ),
+    "backward reached rows of batch 0 of table '0'": Kept(
+        lambda loop, batch: loop.items(batch["item"]).sum(), lambda loop, loss: loss.backward()
+    ),
+    "key 7000 was not announced for batch 0": lambda loop, batch, number: loop.items(torch.tensor([7000])),
+    "keys must be a tensor of integers, not torch.float32": lambda loop, batch, number: loop.items(torch.ones(2)),
+    f"key {NO_KEY} is reserved": lambda loop, batch, number: loop.items(torch.tensor([NO_KEY])),
+    "there is no tensor of all rows": lambda loop, batch, number: loop.items.weight,
+}
+
+
+@pytest.mark.parametrize("line", USES)
+def test_a_wrong_use_in_the_loop_is_told(line):
+    with pytest.raises(InputError) as error:
+        run(Loop(), USES[line])
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "batch, line",
+    [
+        ({"other": 1}, "batch 0, table '0': the batch has no field 'item', but fields other"),
+        ([1, 2], "the batch has no field 'item', but list"),
+        ({"item": [1, 2]}, "keys must be a tensor or a list of tensors, not 1"),
+        ({"item": torch.ones(2)}, "keys must be integers on the CPU, not torch.float32 on cpu"),
+        ({"item": torch.tensor([True])}, "keys must be integers on the CPU, not torch.bool on cpu"),
+        ({"item": torch.tensor([1, LAST_SHARED])}, f"key {LAST_SHARED} is reserved, as all from {NO_KEY} to"),
+    ],
+)
+def test_a_batch_with_wrong_keys_is_told(batch, line):
+    with pytest.raises(InputError) as error, (loop := Loop()).engine as engine:
+        next(engine.batches([batch]))
+    assert line in str(error.value) and "\n" not in str(error.value) and loop
+
+
+def test_keys_beside_the_reserved_ones_have_rows():
+    with (loop := Loop()).engine as engine:
+        next(engine.batches([{"item": torch.tensor([NO_KEY - 1, LAST_SHARED + 1])}]))
+        assert len(loop.items.table) == 2
+
+
+def engine(**given):
+    items = given.pop("items", None) or mt.Embedding(4)
+    model = nn.Sequential(items)
+    whole = {"keys": {items: "item"}, "optimizers": [mt.SGD(model)]} | given
+    return mt.Engine(model, **whole)
+
+
+def two_engines():
+    loop = Loop()
+    mt.Engine(loop.model, keys={loop.items: "item"}, optimizers=[loop.rows])
+
+
+def no_batch():
+    (loop := Loop()).items(torch.tensor([1]))
+    return loop
+
+
+def closed():
+    with (loop := Loop()).engine:
+        pass
+    loop.engine.batches([])
+
+
+def other_state():
+    with (loop := Loop()).engine:
+        pass
+    mt.Engine(loop.model, keys={loop.items: "item"}, optimizers=[mt.SGD(loop.model)])
+
+
+def full():
+    run(Loop(capacity=3), lambda loop, batch, number: None)
+
+
+WRONG = {
+    "max_norm is not supported": lambda: mt.Embedding(4, max_norm=1.0),
+    "sparse is not supported": lambda: mt.EmbeddingBag(4, sparse=True),
+    "there is no argument 'colour'": lambda: mt.Embedding(4, colour=1),
+    "the dimension must be a number of at least 1": lambda: mt.Embedding(0),
+    "mode must be sum, mean or max, not 'min'": lambda: mt.EmbeddingBag(4, mode="min"),
+    "give the dimension alone": lambda: mt.Embedding(1000, 4),
+    "capacity must be a number of at least 1, not 0": lambda: mt.Embedding(4, capacity=0),
+    "std must be a number of at least 0, not -1": lambda: mt.Embedding(4, std=-1),
+    "there is no fixed number of rows": lambda: mt.Embedding(4).num_embeddings,
+    "it can't be copied or pickled": lambda: pickle.dumps(mt.Embedding(4)),
+    "groups can't be added": lambda: Loop().rows.add_param_group({"params": []}),
+    "it has 1 groups and the saved one 2": lambda: Loop().rows.load_state_dict({"param_groups": [{}, {}]}),
+    "no engine serves this module yet": lambda: mt.Embedding(4)(torch.tensor([1])),
+    "there is no batch at hand: use the module": no_batch,
+    "there is no batch at hand: call step": lambda: Loop().rows.step(),
+    "there is no Embedding or EmbeddingBag": lambda: mt.SGD(nn.Linear(2, 2)),
+    "a row optimizer takes modules, not 'Parameter'": lambda: mt.SGD(nn.Linear(2, 2).parameters()),
+    "lr must be at least 0": lambda: mt.SGD(mt.Embedding(4), lr=-1.0),
+    "mode must be one of oac, sync, not 'fast'": lambda: engine(mode="fast"),
+    "in_flight must be a number from 1 to 1024, not 0": lambda: engine(in_flight=0),
+    "no keys are named for '0'": lambda: engine(keys={}),
+    "is not in the model": lambda: engine(keys={mt.Embedding(4): "item"}),
+    "a field's name or a function of the batch, not 3": lambda: engine(items=(it := mt.Embedding(4)), keys={it: 3}),
+    "'0' is in no row optimizer": lambda: engine(optimizers=[]),
+    "is served by another engine": two_engines,
+    "the engine is closed": closed,
+    "have the state of another optimizer": other_state,
+    "table 0": full,
+    "make a new one, so that each has a table of its own": lambda: copy.deepcopy(mt.Embedding(4)),
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_use_is_told(line):
+    with pytest.raises(InputError) as error:
+        WRONG[line]()
+    assert line in str(error.value) and "\n" not in str(error.value)
