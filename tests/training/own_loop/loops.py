@@ -59,7 +59,7 @@ class Loop:
 def trained(batches, **given):
     """The rows after a plain run over the batches."""
     loop = Loop(**given)
-    with patience(), loop.engine as engine:
+    with loop.engine as engine:
         for batch in engine.batches(batches):
             loop.train(batch)
     return loop.table()
