@@ -195,10 +195,15 @@ def test_ctrl_c_while_the_engine_waits_for_a_batch(monkeypatch):
     monkeypatch.setattr(HandOver, "drain", drained)
 
     def interrupt():
-        for awaited in (waiting, ending):
-            assert awaited.wait(PATIENCE)
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert waiting.wait(PATIENCE)
+        press()
+        while not ending.wait(0.1):  # Python overlooks a signal that comes just before it begins to wait for a lock
+            press()
+        press()
         gate.set()
+
+    def press():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     loop = Loop(in_flight=4)
     loop.steps, interrupting = 0, in_thread(interrupt)
@@ -286,7 +291,13 @@ ENDS = {
         ]
     ),
     "another thread": "\n".join(
-        ["def goes_on():", "    print(sum(1 for each in batches))", "threading.Thread(target=goes_on).start()"]
+        [
+            "begun = threading.Event()",
+            "def goes_on():",
+            "    print(sum(1 for each in batches if not begun.set()))",
+            "threading.Thread(target=goes_on).start()",
+            "begun.wait()",
+        ]
     ),
 }
 
