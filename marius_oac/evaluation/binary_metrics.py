@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from marius_oac.data.prepare.encode import connect, query_errors
+from marius_oac.data.prepare.database import connect, query_errors
 from marius_oac.errors import MariusOacError
 from marius_oac.runtime.closing import Closable
 

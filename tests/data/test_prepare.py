@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare import assemble, encode
+from marius_oac.data.prepare import assemble, database, encode, numbering, repetitions
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, prepare
 from marius_oac.data.prepare.splits import STRATUM_EDGES, DrawnSplits
@@ -291,17 +291,52 @@ def test_comments_are_counted_and_the_manifest_tells(tmp_path):
     assert set(manifest["files"]) == {"train.npy", "valid.npy", "test.npy", "nodes.parquet"}
 
 
-def test_small_chunks_and_one_thread_give_the_same_bytes(tmp_path, generated, monkeypatch):
+SMALL = {
+    "blocks": {(encode, "BLOCK_ROWS"): 100, (encode, "CHUNK_EDGES"): 50, (encode, "THREADS"): 1},
+    "runs": {(encode, "BLOCK_ROWS"): 100, (encode, "RUN_BYTES"): 3000, (encode, "CHUNK_EDGES"): 50},
+    "names in the database": {(encode, "RUN_BYTES"): 1, (numbering, "NAMES_BYTES"): 20_000},
+    "repetitions in the database": {(repetitions, "SORTED_EDGES"): 2999, (repetitions, "CHUNK_EDGES"): 70},
+}
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "drop"])
+@pytest.mark.parametrize("limits", SMALL.values(), ids=SMALL)
+def test_limits_of_memory_and_threads_give_the_same_bytes(tmp_path, generated, monkeypatch, limits, duplicates):
     source = tmp_path / "g.tsv.gz"
     write_graph(generated, source)
-    request = PrepareRequest(source=str(source), out=tmp_path / "a", duplicates="drop")
+    request = PrepareRequest(source=str(source), out=tmp_path / "a", duplicates=duplicates)
     first = prepare(request)
-    monkeypatch.setattr(encode, "MAX_THREADS", 1)
-    monkeypatch.setattr(encode, "INSERT_ROWS", 100)
-    monkeypatch.setattr(encode, "STREAM_ROWS", 64)
+    for (module, name), value in limits.items():
+        monkeypatch.setattr(module, name, value)
+    for module in (database, numbering):
+        monkeypatch.setattr(module, "STREAM_ROWS", 64)
+    monkeypatch.setattr(database, "MAX_THREADS", 1)
     monkeypatch.setattr(assemble, "CHUNK_EDGES", 97)
     monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 1000)
-    assert prepare(dataclasses.replace(request, out=tmp_path / "b")).fingerprint == first.fingerprint
+    small = prepare(dataclasses.replace(request, out=tmp_path / "b"))
+    assert dataclasses.replace(small, path=first.path) == first and first.duplicates > 0
+
+
+@pytest.mark.parametrize("limits", [{}, SMALL["names in the database"], SMALL["repetitions in the database"]])
+def test_repeated_edges_of_integers_and_of_two_columns(tmp_path, monkeypatch, limits):
+    for (module, name), value in limits.items():
+        monkeypatch.setattr(module, name, value if name in ("RUN_BYTES", "CHUNK_EDGES") else 0)
+    ids = np.random.default_rng(0).integers(0, 12, (200, 2)) * 10**12
+    np.save(tmp_path / "g.npy", ids)
+    request = PrepareRequest(source=str(tmp_path / "g.npy"), out=tmp_path / "g", duplicates="drop", valid_fraction=0.0)
+    summary = prepare(dataclasses.replace(request, test_fraction=0.0))
+    expected = naive_prepare.prepare({"train": [tuple(row) for row in ids.tolist()]}, duplicates="drop")
+    assert_graph_is(summary, expected)
+
+
+def test_more_edges_than_numbers_of_64_bits_are_compared_by_the_database(tmp_path):
+    edges = np.array([[5, 0, 7], [7, 0, 5], [5, 0, 7], [5, 1, 7]], np.int64)
+    edges.tofile(tmp_path / "edges")
+    with database.Database(tmp_path) as found:
+        columns, counts = ("head", "relation", "tail"), (1 << 31, 2)
+        ours = repetitions.Repetitions(tmp_path / "edges", 4, columns, np.dtype(np.int64), counts, found)
+        assert ours.count() == 1
+    assert (tmp_path / "work.duckdb").exists()
 
 
 def test_ids_beyond_int32_are_written_as_int64(tmp_path, monkeypatch):

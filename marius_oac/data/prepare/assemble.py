@@ -42,7 +42,7 @@ class RawEdges:
 
     def __init__(self, encoder: Encoder, work: Path, drop_duplicates: bool) -> None:
         self.columns = len(encoder.columns)
-        widest = max(encoder.count(table) for table in _tables(encoder))
+        widest = max(encoder.count(table) for table in encoder.tables)
         self.dtype = np.dtype(np.int32 if widest <= INT32_IDS else np.int64)
         self._path = work / "edges.bin"
         self.rows = encoder.rows
@@ -50,14 +50,15 @@ class RawEdges:
             for edges in encoder.edges():
                 file.write(np.ascontiguousarray(edges, dtype=self.dtype).data)
                 progress.add(len(edges))
-        self.duplicates = 0
+        repetitions = encoder.repetitions(self._path, self.dtype)
         self._dropped: np.ndarray | None = None
-        if drop_duplicates:
-            self._dropped = mapped_npy(work / "dropped.npy", (self.rows,), np.bool_)
-        for numbers in encoder.repetitions():
+        if not drop_duplicates:
+            self.duplicates = repetitions.count()
+            return
+        self.duplicates, self._dropped = 0, mapped_npy(work / "dropped.npy", (self.rows,), np.bool_)
+        for numbers in repetitions.numbers():
             self.duplicates += len(numbers)
-            if self._dropped is not None:
-                self._dropped[numbers] = True
+            self._dropped[numbers] = True
 
     @property
     def kept_rows(self) -> int:
@@ -112,7 +113,7 @@ class Assembler:
         keep = self._unseen == "keep"
         counts.num_nodes = len(self._nodes) if keep else int(self._nodes.sum())
         counts.num_relations = len(self._relations) if keep else int(self._relations.sum())
-        for table, seen in zip(_tables(self._encoder), (self._nodes, self._relations), strict=False):
+        for table, seen in zip(self._encoder.tables, (self._nodes, self._relations), strict=False):
             write_names(folder / f"{table}.parquet", self._names(table, seen | keep))
         return counts
 
@@ -169,10 +170,6 @@ class Assembler:
         for names in self._encoder.names(table):
             yield names.filter(pa.array(keep[start : start + len(names)]))
             start += len(names)
-
-
-def _tables(encoder: Encoder) -> list[str]:
-    return ["nodes", "relations"] if "relation" in encoder.columns else ["nodes"]
 
 
 def _compact(keep: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -1,192 +1,201 @@
-"""Maps names to ids in bounded memory: DuckDB sorts, joins and spills to disk.
+"""Maps names to ids in bounded memory, while the files are read.
 
-Ids follow the order of the names: strings by bytes, integers by value (so ids that are already 0..n-1 don't change).
-They don't depend on the order of lines, the number of threads or the memory limit.
+Each block of edges gets a dictionary of its own, beside reading. The dictionaries of some blocks become that of a
+*run*, by whose numbers its edges are written to a file. Once all names are known, `numbering` gives each its id:
+strings by bytes, integers by value (so ids that are already 0..n-1 don't change). Ids don't depend on the order of
+lines, the number of threads or the limits of memory.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from marius_oac.data.prepare.database import Database
+from marius_oac.data.prepare.numbering import Numbering, coded
+from marius_oac.data.prepare.repetitions import Repetitions
 from marius_oac.errors import InputError
 from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
 
-if TYPE_CHECKING:
-    import duckdb
+BLOCK_ROWS = 1 << 19
+BLOCK_BYTES = 64 << 20
+"""A block of edges is encoded once it has so many, or so many bytes of names."""
+RUN_BYTES = 256 << 20
+"""Of the dictionaries and numbers of blocks that become a run. A table of hashes, of three times that, is added."""
+THREADS = 2  # that encode; each has a block of its own
+CHUNK_EDGES = 1 << 20
 
 
-@contextmanager
-def query_errors(where: object, hint: str) -> Iterator[None]:
-    """Within the block, errors of a full or failing disk become an InputError that names `where` and ends in `hint`."""
-    import duckdb  # which takes a sixth of a second, and is used by few runs
+@dataclass(frozen=True)
+class _Coded:
+    """A block of edges by numbers: `codes`, int32 [n, columns], are places in `names`, by table."""
 
-    try:
-        yield
-    except (OSError, duckdb.Error, pa.ArrowException) as error:
-        if disk_full(error):
-            raise InputError(f"the disk is full; {hint}", where) from error
-        if _of_the_disk(error):
-            raise InputError(f"can't be written: {str(error).splitlines()[0]}; {hint}", where) from error
-        raise
+    codes: np.ndarray
+    names: dict[str, pa.Array]
 
-
-def _of_the_disk(error: BaseException) -> bool:
-    """Whether DuckDB says that one of its files can't be read, written or flushed. Our queries raise
-    TransactionException for no other reason."""
-    import duckdb
-
-    return isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.TransactionException)
-
-
-def disk_full(error: BaseException) -> bool:
-    """Whether this error, ours or a library's, means that there is no space left."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    text = str(error).lower()
-    return "no space left" in text or "max_temp_directory_size" in text
-
-
-MEMORY_LIMIT_BYTES = 2 << 30  # 2 GiB for DuckDB, which spills the rest to the work folder
-MAX_THREADS = 8  # each thread needs its own buffers within the limit
-STREAM_ROWS = 1 << 19
-INSERT_ROWS = 1 << 20
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + sum(names.nbytes for names in self.names.values())
 
 
 class Encoder(Closable):
     """Assigns ids to the names in edges, and finds repeated edges. Use it as a context manager.
 
     Args:
-        work: an existing folder for the database and its spilled data.
+        work: an existing folder for files of numbers and for the database of names beyond the memory.
 
     Raises:
         InputError: one file has names and another integer ids, or one has relations and another none.
-        duckdb.Error: the disk is full (see `queries.query_errors`), or the database failed.
+        duckdb.Error: the disk is full (see `database.query_errors`), or the database failed.
     """
 
     def __init__(self, work: Path) -> None:
-        self._connection = connect(work)
-        self._pending: list[pa.RecordBatch] = []
+        self._work = work
         self._schema: pa.Schema | None = None
-        self._inserted = 0
+        self._database = Database(work)
+        self._numberings: dict[str, Numbering] = {}
+        self._pending: list[pa.RecordBatch] = []
+        self._waiting: deque[Future[_Coded]] = deque()
+        self._blocks: list[_Coded] = []
+        self._runs: list[int] = []  # their edges
         self.rows = 0  # edges added so far
+        with ExitStack() as stack:
+            stack.callback(self._database.close)
+            self._threads = stack.enter_context(ThreadPoolExecutor(THREADS, "encode"))
+            self._file = stack.enter_context(open(work / "codes.bin", "wb"))
+            self._stack = stack.pop_all()
 
     @property
     def columns(self) -> list[str]:
         """["head", "relation", "tail"] or ["head", "tail"], known after the first batch."""
         return present(self._schema).names
 
+    @property
+    def tables(self) -> list[str]:
+        """["nodes", "relations"], or ["nodes"] where edges have no relation."""
+        return list(self._numberings)
+
     def add(self, batch: pa.RecordBatch, path: Path) -> None:
         """Appends edges, columns as `readers.read_edges` gives them. Errors name `path`."""
         if self._schema is None:
-            self._schema = batch.schema
-            kinds = ", ".join(f'"{field.name}" {_sql_type(field.type)}' for field in batch.schema)
-            self._connection.execute(f"CREATE TABLE raw (i BIGINT, {kinds})")
-            if _sql_type(batch.schema.field("head").type) != _sql_type(batch.schema.field("tail").type):
-                raise InputError("heads and tails must both be names or both be integer ids", path)
-        elif batch.schema.names != self._schema.names:
-            raise InputError(f"columns {batch.schema.names} here, {self._schema.names} in the file before", path)
+            self._begin(batch.schema, path)
+        elif batch.schema.names != self.columns:
+            raise InputError(f"columns {batch.schema.names} here, {self.columns} in the file before", path)
         elif batch.schema != self._schema:
             raise InputError("names here and integer ids in the file before (or the reverse)", path)
         self._pending.append(batch)
         self.rows += len(batch)
-        if self.rows - self._inserted >= INSERT_ROWS:
-            self._insert()
+        rows, size = sum(map(len, self._pending)), sum(each.nbytes for each in self._pending)
+        if rows >= BLOCK_ROWS or size >= BLOCK_BYTES:
+            self._encode()
 
-    def _insert(self) -> None:
-        if not self._pending:
-            return
-        edges = pa.Table.from_batches(self._pending)
-        numbers = pa.array(np.arange(self._inserted, self.rows))
-        self._connection.register("incoming", edges.add_column(0, "i", numbers))
-        self._connection.execute("INSERT INTO raw SELECT * FROM incoming")
-        self._connection.unregister("incoming")
-        self._inserted, self._pending = self.rows, []
+    def _begin(self, schema: pa.Schema, path: Path) -> None:
+        if schema.field("head").type != schema.field("tail").type:
+            raise InputError("heads and tails must both be names or both be integer ids", path)
+        self._schema = schema
+        for table, column in (("nodes", "head"), ("relations", "relation")):
+            if column in schema.names:
+                self._numberings[table] = Numbering(table, self._work, self._database)
+
+    def _encode(self) -> None:
+        """Has the pending edges encoded; takes blocks that are, so that no more wait than there are threads."""
+        self._waiting.append(self._threads.submit(_coded_block, self._pending, self.columns))
+        self._pending = []
+        while len(self._waiting) > THREADS:
+            self._take(self._waiting.popleft().result())
+
+    def _take(self, block: _Coded) -> None:
+        self._blocks.append(block)
+        if sum(each.nbytes for each in self._blocks) >= RUN_BYTES:
+            self._end_run()
+
+    def _end_run(self) -> None:
+        """Makes one dictionary of those of the blocks, and writes their edges by its numbers."""
+        places = {}
+        for table, numbering in self._numberings.items():
+            pieces = [block.names[table] for block in self._blocks]
+            numbers, names = coded(pieces)
+            places[table] = np.split(numbers, np.cumsum([len(piece) for piece in pieces])[:-1])
+            numbering.add(names)
+        for number, block in enumerate(self._blocks):
+            self._file.write(_renumbered(block.codes, {table: each[number] for table, each in places.items()}).data)
+        self._runs.append(sum(len(block.codes) for block in self._blocks))
+        self._blocks = []
 
     def resolve(self, progress: Progress) -> None:
         """Assigns an id to every name, in three steps. Call it once, after the last `add` and before other methods."""
-        self._insert()
-        execute = self._connection.execute
-        execute(_numbering("nodes", "SELECT head AS name FROM raw UNION ALL SELECT tail FROM raw"))
+        if self._pending:
+            self._encode()
+        while self._waiting:
+            self._take(self._waiting.popleft().result())
+        if self._blocks:
+            self._end_run()
+        self._file.flush()
         progress.add(1)
-        joins = "JOIN nodes AS h ON h.name = raw.head JOIN nodes AS t ON t.name = raw.tail"
-        ids = "h.id AS head, t.id AS tail"
-        if "relation" in self.columns:
-            execute(_numbering("relations", "SELECT relation AS name FROM raw"))
-            joins += " JOIN relations AS r ON r.name = raw.relation"
-            ids = "h.id AS head, r.id AS relation, t.id AS tail"
-        progress.add(1)
-        execute(f"CREATE TABLE edges AS SELECT i, {ids} FROM raw {joins}")
-        execute("DROP TABLE raw")
-        progress.add(1)
+        for table in ("nodes", "relations"):
+            if table in self._numberings:
+                self._numberings[table].resolve()
+            progress.add(1)
 
     def count(self, table: str) -> int:
-        """The number of rows of table "nodes" or "relations"."""
-        return self._connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
+        """The number of names of table "nodes" or "relations"."""
+        return self._numberings[table].count
 
     def edges(self) -> Iterator[np.ndarray]:
-        """Yields the edges as ids in reading order, int64 [n, 3 or 2]."""
-        for batch in self._stream(f"SELECT {', '.join(self.columns)} FROM edges ORDER BY i"):
-            yield np.stack([np.asarray(batch.column(name)) for name in self.columns], axis=1)
+        """Yields the edges as ids in reading order, int32 or int64 [n, 3 or 2]. Can be called once."""
+        columns = len(self.columns)
+        with open(self._work / "codes.bin", "rb") as file:
+            for number, rows in enumerate(self._runs):
+                ids = {table: each.ids(number) for table, each in self._numberings.items()}
+                for first in range(0, rows, CHUNK_EDGES):
+                    size = min(CHUNK_EDGES, rows - first)
+                    yield _renumbered(np.fromfile(file, np.int32, size * columns).reshape(size, columns), ids)
+        (self._work / "codes.bin").unlink()
 
     def names(self, table: str) -> Iterator[pa.Array]:
         """Yields the names of table "nodes" or "relations" in the order of their ids, as strings."""
-        for batch in self._stream(f"SELECT name::VARCHAR AS name FROM {table} ORDER BY id"):
-            yield batch.column("name")
+        return self._numberings[table].names()
 
     def name(self, table: str, number: int) -> str:
         """The name of one id."""
-        query = f"SELECT name::VARCHAR FROM {table} WHERE id = {number}"
-        return self._connection.execute(query).fetchall()[0][0]
+        return self._numberings[table].name(number)
 
-    def repetitions(self) -> Iterator[np.ndarray]:
-        """Yields the numbers, in reading order, of the edges that equal an earlier one: int64 [n], ascending."""
-        key = ", ".join(self.columns)
-        groups = f"SELECT {key}, min(i) AS first FROM edges GROUP BY {key} HAVING count(*) > 1"
-        for batch in self._stream(f"SELECT e.i FROM edges AS e JOIN ({groups}) AS g USING ({key}) "
-                                  "WHERE e.i > g.first ORDER BY e.i"):  # fmt: skip
-            yield np.asarray(batch.column(0))
-
-    def _stream(self, query: str) -> Iterator[pa.RecordBatch]:
-        with self._connection.cursor() as cursor:
-            yield from cursor.sql(query).to_arrow_reader(STREAM_ROWS)
+    def repetitions(self, path: Path, dtype: np.dtype) -> Repetitions:
+        """Finds edges that equal an earlier one in a file of all edges as ids, of this type."""
+        counts = [self.count(table) for table in self.tables]
+        return Repetitions(path, self.rows, self.columns, dtype, counts, self._database)
 
     def close(self) -> None:
-        self._connection.close()
+        """Ends the threads and the database."""
+        for each in self._waiting:
+            each.cancel()
+        self._stack.close()
 
 
-def connect(
-    work: Path, memory_limit: int = MEMORY_LIMIT_BYTES, most_threads: int = MAX_THREADS
-) -> duckdb.DuckDBPyConnection:
-    """Opens a database in the existing folder `work`, where it spills data beyond `memory_limit` bytes."""
-    import duckdb  # see `query_errors`
-
-    settings: dict[str, str | bool | int | float | list[str]] = {
-        "memory_limit": f"{memory_limit >> 20}MiB",
-        "temp_directory": str(work / "spill"),
-        "threads": min(most_threads, os.cpu_count() or 1),
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-    }
-    connection = duckdb.connect(str(work / "work.duckdb"), config=settings)
-    connection.execute("SET enable_progress_bar = false")  # it would write to our output
-    return connection
+def _coded_block(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> _Coded:
+    ends, nodes = coded([batch.column(name) for name in (columns[0], columns[-1]) for batch in batches])
+    rows = len(ends) // 2
+    codes = np.empty((rows, len(columns)), np.int32)
+    codes[:, 0], codes[:, -1] = ends[:rows], ends[rows:]
+    if len(columns) == 2:
+        return _Coded(codes, {"nodes": nodes})
+    codes[:, 1], relations = coded([batch.column(columns[1]) for batch in batches])
+    return _Coded(codes, {"nodes": nodes, "relations": relations})
 
 
-def _sql_type(kind: pa.DataType) -> str:
-    return "BIGINT" if pa.types.is_integer(kind) else "VARCHAR"
-
-
-def _numbering(table: str, names: str) -> str:
-    """SQL that makes a table of the distinct names, whose ids follow their order."""
-    distinct = f"SELECT DISTINCT name FROM ({names})"
-    return f"CREATE TABLE {table} AS SELECT name, row_number() OVER (ORDER BY name) - 1 AS id FROM ({distinct})"
+def _renumbered(codes: np.ndarray, places: dict[str, np.ndarray]) -> np.ndarray:
+    """Edges [n, columns] with the number at `places[table][code]` instead of each code, of the type of these."""
+    edges = np.empty(codes.shape, np.result_type(*places.values()))
+    edges[:, 0], edges[:, -1] = places["nodes"][codes[:, 0]], places["nodes"][codes[:, -1]]
+    if "relations" in places:
+        edges[:, 1] = places["relations"][codes[:, 1]]
+    return edges

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Literal
 
 from marius_oac.data.prepare.assemble import Assembler, Counts, RawEdges
+from marius_oac.data.prepare.database import query_errors
 from marius_oac.data.prepare.download import default_cache_dir, fetch
 from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
-from marius_oac.data.prepare.encode import Encoder, query_errors
+from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import write_manifest
 from marius_oac.data.prepare.readers import check_readable, read_edges
 from marius_oac.data.prepare.registry import EMBEDDED, find_dataset, is_known, locate

@@ -118,10 +118,11 @@ class _Parser:
         body = self._without_comments(block)
         if self.width is None:
             body = self._settle_columns(first_line, block, body)
-        if not body.strip(b"\r\n"):
+        if body[:1] in (b"", b"\r", b"\n") and not body.strip(b"\r\n"):
             return
         try:
-            if body.count(b"\r") != body.count(b"\r\n"):
+            # Whether a byte occurs at all is known in a tenth of the time that counting takes.
+            if b"\r" in body and body.count(b"\r") != body.count(b"\r\n"):
                 raise pa.ArrowInvalid("a carriage return inside a line")
             table = self._arrow(body)
             if any(pc.min(pc.binary_length(column)).as_py() == 0 for column in table.columns):
@@ -151,7 +152,7 @@ class _Parser:
 
     def _without_comments(self, block: bytes) -> bytes:
         mark = self.comment
-        if not mark or not (block.startswith(mark) or b"\n" + mark in block):
+        if not mark or mark not in block or not (block.startswith(mark) or b"\n" + mark in block):
             return block
         lines = block.split(b"\n")
         kept = [line for line in lines if not line.startswith(mark)]
@@ -196,10 +197,14 @@ class _Parser:
 
     def _lines(self, first_line: int, block: bytes) -> Iterator[tuple[int, bytes]]:
         """Yields the block's lines with their numbers, except blank lines and comments."""
-        for number, line in enumerate(block.split(b"\n"), first_line):
-            line = line.removesuffix(b"\r")
+        start, number = 0, first_line
+        while start < len(block):  # not all split at once: often only the first lines are asked for
+            end = block.find(b"\n", start)
+            end = len(block) if end < 0 else end
+            line = block[start:end].removesuffix(b"\r")
             if line and not (self.comment and line.startswith(self.comment)):
                 yield number, line
+            start, number = end + 1, number + 1
 
     def _fields(self, number: int, line: bytes) -> list[str]:
         where = f"{self.file.path}:{number}"
