@@ -28,6 +28,7 @@ from marius_oac.errors import InputError
 from tests.data import naive_prepare
 
 SPLITS = naive_prepare.SPLITS
+repetitions_of = repetitions._hashes
 ROWS = {
     "train": [("b", "likes", "a"), ("a", "likes", "c"), ("ü", "hates", "b"), ("b", "likes", "a")],
     "valid": [("c", "likes", "b"), ("a", "likes", "c"), ("new", "likes", "a")],
@@ -295,7 +296,7 @@ SMALL = {
     "blocks": {(encode, "BLOCK_ROWS"): 100, (encode, "CHUNK_EDGES"): 50, (encode, "THREADS"): 1},
     "runs": {(encode, "BLOCK_ROWS"): 100, (encode, "RUN_BYTES"): 3000, (encode, "CHUNK_EDGES"): 50},
     "names in the database": {(encode, "RUN_BYTES"): 1, (numbering, "NAMES_BYTES"): 20_000},
-    "repetitions in the database": {(repetitions, "SORTED_EDGES"): 2999, (repetitions, "CHUNK_EDGES"): 70},
+    "repetitions in files": {(repetitions, "SORTED_EDGES"): 1400, (repetitions, "CHUNK_EDGES"): 700},
 }
 
 
@@ -317,26 +318,35 @@ def test_limits_of_memory_and_threads_give_the_same_bytes(tmp_path, generated, m
     assert dataclasses.replace(small, path=first.path) == first and first.duplicates > 0
 
 
-@pytest.mark.parametrize("limits", [{}, SMALL["names in the database"], SMALL["repetitions in the database"]])
-def test_repeated_edges_of_integers_and_of_two_columns(tmp_path, monkeypatch, limits):
-    for (module, name), value in limits.items():
-        monkeypatch.setattr(module, name, value if name in ("RUN_BYTES", "CHUNK_EDGES") else 0)
-    ids = np.random.default_rng(0).integers(0, 12, (200, 2)) * 10**12
-    np.save(tmp_path / "g.npy", ids)
-    request = PrepareRequest(source=str(tmp_path / "g.npy"), out=tmp_path / "g", duplicates="drop", valid_fraction=0.0)
-    summary = prepare(dataclasses.replace(request, test_fraction=0.0))
-    expected = naive_prepare.prepare({"train": [tuple(row) for row in ids.tolist()]}, duplicates="drop")
-    assert_graph_is(summary, expected)
-
-
-def test_more_edges_than_numbers_of_64_bits_are_compared_by_the_database(tmp_path):
-    edges = np.array([[5, 0, 7], [7, 0, 5], [5, 0, 7], [5, 1, 7]], np.int64)
+@pytest.mark.parametrize("hashed", [repetitions_of, lambda edges: np.zeros(len(edges), np.uint64)])
+@pytest.mark.parametrize("at_once", [200, 60, 7])
+@pytest.mark.parametrize("columns", [2, 3])
+def test_repeated_edges_are_found_whatever_their_hashes(tmp_path, monkeypatch, columns, at_once, hashed):
+    monkeypatch.setattr(repetitions, "SORTED_EDGES", at_once)
+    monkeypatch.setattr(repetitions, "CHUNK_EDGES", 50)
+    monkeypatch.setattr(repetitions, "_hashes", hashed)
+    edges = np.random.default_rng(at_once).integers(0, 12 if columns == 2 else 5, (200, columns)) << 40
     edges.tofile(tmp_path / "edges")
-    with database.Database(tmp_path) as found:
-        columns, counts = ("head", "relation", "tail"), (1 << 31, 2)
-        ours = repetitions.Repetitions(tmp_path / "edges", 4, columns, np.dtype(np.int64), counts, found)
-        assert ours.count() == 1
-    assert (tmp_path / "work.duckdb").exists()
+    found = repetitions.Repetitions(tmp_path / "edges", len(edges), columns, edges.dtype, tmp_path)
+    rows = list(map(tuple, edges.tolist()))
+    expected = [number for number, row in enumerate(rows) if row in rows[:number]]
+    assert sorted(np.concatenate(list(found.numbers())).tolist()) == expected and len(expected) > 20
+    assert os.listdir(tmp_path) == ["edges"]
+
+
+def test_copies_of_one_edge_do_not_fill_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(repetitions, "SORTED_EDGES", 100)
+    monkeypatch.setattr(repetitions, "CHUNK_EDGES", 50)
+    np.zeros((1000, 2), np.int32).tofile(tmp_path / "edges")
+    sizes, compared = [], repetitions.Repetitions._repeated
+
+    def repeated(self, hashes, numbers):
+        sizes.append(len(hashes))
+        return compared(self, hashes, numbers)
+
+    monkeypatch.setattr(repetitions.Repetitions, "_repeated", repeated)
+    found = repetitions.Repetitions(tmp_path / "edges", 1000, 2, np.dtype(np.int32), tmp_path)
+    assert sum(map(len, found.numbers())) == 999 and max(sizes) == 50
 
 
 def test_ids_beyond_int32_are_written_as_int64(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import write_names
+from marius_oac.data.prepare.repetitions import Repetitions
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.npy import GrowingNpyWriter, mapped_npy
@@ -50,15 +51,14 @@ class RawEdges:
             for edges in encoder.edges():
                 file.write(np.ascontiguousarray(edges, dtype=self.dtype).data)
                 progress.add(len(edges))
-        repetitions = encoder.repetitions(self._path, self.dtype)
+        self.duplicates = 0
         self._dropped: np.ndarray | None = None
-        if not drop_duplicates:
-            self.duplicates = repetitions.count()
-            return
-        self.duplicates, self._dropped = 0, mapped_npy(work / "dropped.npy", (self.rows,), np.bool_)
-        for numbers in repetitions.numbers():
+        if drop_duplicates:
+            self._dropped = mapped_npy(work / "dropped.npy", (self.rows,), np.bool_)
+        for numbers in Repetitions(self._path, self.rows, self.columns, self.dtype, work).numbers():
             self.duplicates += len(numbers)
-            self._dropped[numbers] = True
+            if self._dropped is not None:
+                self._dropped[numbers] = True
 
     @property
     def kept_rows(self) -> int:

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from marius_oac.data.prepare.database import Database
 from marius_oac.data.prepare.numbering import Numbering, coded
-from marius_oac.data.prepare.repetitions import Repetitions
 from marius_oac.errors import InputError
 from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.progress import Progress
@@ -48,7 +47,7 @@ class _Coded:
 
 
 class Encoder(Closable):
-    """Assigns ids to the names in edges, and finds repeated edges. Use it as a context manager.
+    """Assigns ids to the names in edges. Use it as a context manager.
 
     Args:
         work: an existing folder for files of numbers and for the database of names beyond the memory.
@@ -168,11 +167,6 @@ class Encoder(Closable):
     def name(self, table: str, number: int) -> str:
         """The name of one id."""
         return self._numberings[table].name(number)
-
-    def repetitions(self, path: Path, dtype: np.dtype) -> Repetitions:
-        """Finds edges that equal an earlier one in a file of all edges as ids, of this type."""
-        counts = [self.count(table) for table in self.tables]
-        return Repetitions(path, self.rows, self.columns, dtype, counts, self._database)
 
     def close(self) -> None:
         """Ends the threads and the database."""

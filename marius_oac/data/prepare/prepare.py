@@ -22,6 +22,7 @@ from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import write_manifest
 from marius_oac.data.prepare.readers import check_readable, read_edges
 from marius_oac.data.prepare.registry import EMBEDDED, find_dataset, is_known, locate
+from marius_oac.data.prepare.room import check_room
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import sync
@@ -126,10 +127,12 @@ class PreparedGraph:
 def prepare(request: PrepareRequest) -> PreparedGraph:
     """Makes a graph folder (see `layout` for its files).
 
-    Peak memory is a few chunks of edges, `encode.MEMORY_LIMIT_BYTES` and 9 bytes per node.
+    Peak memory is a few chunks of edges, what `encode`, `numbering` and `repetitions` take, some hundred MiB each, or
+    `database.MEMORY_LIMIT_BYTES` where there are many names, and 9 bytes per node.
 
     Raises:
-        InputError: the request, a file or a name is wrong; `out` exists; the disk is full. No files are left then.
+        InputError: the request, a file or a name is wrong; `out` exists; the disk is full, or too small for what is
+            needed at least (see `room`). No files are left then.
     """
     out = Path(request.out)
     if os.path.lexists(out):
@@ -139,6 +142,7 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
         raise InputError("fractions are for a single file; the splits are given here", "valid_fraction, test_fraction")
     for path in files.values():
         check_readable(path)
+    check_room(files.values(), out)
     with new_folder(out) as folder:
         work = folder / "work"
         work.mkdir()

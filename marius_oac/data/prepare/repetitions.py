@@ -1,95 +1,97 @@
-"""Edges that equal an earlier one."""
+"""Edges that equal an earlier one: those with equal hashes are compared.
+
+More edges than `SORTED_EDGES` are spread over files by their hashes. An edge that equals one of the same chunk stays
+out of these, so that no number of copies of an edge fills one of them.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-
-from marius_oac.data.prepare.database import Database
 
 SORTED_EDGES = 1 << 24
-"""So many edges at most are compared in memory, with 16 bytes each; DuckDB compares more."""
+"""So many edges are compared at once, with some 50 bytes each; files beside hold 16 bytes of each where there are more.
+"""
 CHUNK_EDGES = 1 << 20
+_MOST_FILES = 256
+_MIX = 0x9E3779B97F4A7C15
+_RECORD = np.dtype([("hash", np.uint64), ("number", np.int64)])
 
 
 @dataclass(frozen=True)
 class Repetitions:
-    """Finds those of a file. Use it once.
+    """Finds those of a file.
 
     Attributes:
-        path, rows, columns, dtype: of the edges, in reading order, ids of all names: [rows, columns].
-        counts: the number of ids of nodes, and of relations if there are some.
+        path, dtype: of the edges as ids, [rows, columns], in reading order.
+        work: an existing folder for more files.
     """
 
     path: Path
     rows: int
-    columns: Sequence[str]
+    columns: int
     dtype: np.dtype
-    counts: Sequence[int]
-    database: Database
-
-    def count(self) -> int:
-        """The number of edges that equal an earlier one."""
-        if self._fits:
-            keys = np.sort(self._keys())
-            return int((keys[1:] == keys[:-1]).sum())
-        self._hand_over()
-        groups = f"SELECT count(*) AS size FROM edges GROUP BY {', '.join(self.columns)}"
-        return self.rows - self.database.execute(f"SELECT count(*) FROM ({groups})")[0][0]
+    work: Path
 
     def numbers(self) -> Iterator[np.ndarray]:
-        """Yields their numbers, in reading order: int64 [n], ascending."""
-        if self._fits:
-            keys = self._keys()
-            order = np.argsort(keys, kind="stable")
-            keys = keys[order]
-            yield np.sort(order[1:][keys[1:] == keys[:-1]])
+        """Yields the numbers of edges that equal an earlier one, in any order: int64 [n]."""
+        files = min(-(-self.rows // SORTED_EDGES), _MOST_FILES)
+        if files <= 1:
+            if self.rows:
+                yield self._repeated(np.concatenate([_hashes(edges) for _, edges in self._chunks()]), 0)
             return
-        self._hand_over()
-        key = ", ".join(self.columns)
-        groups = f"SELECT {key}, min(i) AS first FROM edges GROUP BY {key} HAVING count(*) > 1"
-        for batch in self.database.stream(
-            f"SELECT e.i FROM edges AS e JOIN ({groups}) AS g USING ({key}) WHERE e.i > g.first ORDER BY e.i"
-        ):
-            yield np.asarray(batch.column(0))
+        paths = [self.work / f"hashes{number}.bin" for number in range(files)]
+        with ExitStack() as stack:
+            opened = [stack.enter_context(open(path, "wb")) for path in paths]
+            for first, edges in self._chunks():
+                hashes = _hashes(edges)
+                repeated = self._repeated(hashes, first)
+                yield repeated
+                kept = np.ones(len(edges), np.bool_)
+                kept[repeated - first] = False
+                records = np.empty(int(kept.sum()), _RECORD)
+                records["hash"], records["number"] = hashes[kept], first + np.flatnonzero(kept)
+                place = (records["hash"] >> np.uint64(32)) % np.uint64(files)
+                for number, file in enumerate(opened):
+                    file.write(records[place == number].data)
+        for path in paths:
+            found = np.fromfile(path, _RECORD)
+            path.unlink()
+            yield self._repeated(np.ascontiguousarray(found["hash"]), np.ascontiguousarray(found["number"]))
 
-    @property
-    def _limits(self) -> list[int]:
-        """The number of ids in each column."""
-        return [self.counts[0], *self.counts[1:], self.counts[0]]
-
-    @property
-    def _fits(self) -> bool:
-        return self.rows <= SORTED_EDGES and math.prod(self._limits) < 1 << 63
-
-    def _keys(self) -> np.ndarray:
-        """A number for each edge, int64 [rows], which is equal exactly where edges are."""
-        keys = np.empty(self.rows, np.int64)
-        for first, edges in self._chunks():
-            into = keys[first : first + len(edges)]
-            into[:] = edges[:, 0]
-            for column, limit in enumerate(self._limits[1:], 1):
-                into *= limit
-                into += edges[:, column]
-        return keys
-
-    def _hand_over(self) -> None:
-        schema = pa.schema([(name, pa.int64()) for name in ("i", *self.columns)])
-        batches = (
-            pa.record_batch([pa.array(np.arange(first, first + len(edges))),
-                             *(pa.array(column.astype(np.int64)) for column in edges.T)], schema=schema)
-            for first, edges in self._chunks()
-        )  # fmt: skip
-        reader = pa.RecordBatchReader.from_batches(schema, batches)
-        self.database.run("CREATE TABLE edges AS SELECT * FROM incoming", reader)
+    def _repeated(self, hashes: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
+        """Of edges with these hashes, uint64 [n], the numbers of those that equal an earlier one. `numbers`, ascending,
+        int64 [n], are the edges'; an int: that of the first, from which they count."""
+        ordered = np.sort(hashes)
+        twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+        del ordered
+        if not twice.size:
+            return np.empty(0, np.int64)
+        place = np.searchsorted(twice, hashes)
+        place[place == len(twice)] = 0
+        some = np.flatnonzero(twice[place] == hashes)
+        those = numbers + some if isinstance(numbers, int) else numbers[some]
+        edges = np.memmap(self.path, self.dtype, "r", shape=(self.rows, self.columns))[those]
+        order = np.lexsort(edges.T)  # which leaves the order of equal ones
+        edges = edges[order]
+        return those[order[1:][(edges[1:] == edges[:-1]).all(1)]]
 
     def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
         with open(self.path, "rb") as file:
             for first in range(0, self.rows, CHUNK_EDGES):
                 size = min(CHUNK_EDGES, self.rows - first)
-                yield first, np.fromfile(file, self.dtype, size * len(self.columns)).reshape(size, -1)
+                yield first, np.fromfile(file, self.dtype, size * self.columns).reshape(size, self.columns)
+
+
+def _hashes(edges: np.ndarray) -> np.ndarray:
+    """uint64 [n] for edges [n, columns]: equal where these are, and hardly ever else."""
+    hashes = np.zeros(len(edges), np.uint64)
+    for column in edges.T:
+        hashes += column.astype(np.uint64)
+        hashes *= np.uint64(_MIX)
+        hashes ^= hashes >> np.uint64(29)
+    return hashes
