@@ -295,7 +295,7 @@ def test_comments_are_counted_and_the_manifest_tells(tmp_path):
 SMALL = {
     "blocks": {(encode, "BLOCK_ROWS"): 100, (encode, "CHUNK_EDGES"): 50, (encode, "THREADS"): 1},
     "runs": {(encode, "BLOCK_ROWS"): 100, (encode, "RUN_BYTES"): 3000, (encode, "CHUNK_EDGES"): 50},
-    "names in the database": {(encode, "RUN_BYTES"): 1, (numbering, "NAMES_BYTES"): 20_000},
+    "names in the database": {(encode, "BLOCK_ROWS"): 400, (encode, "RUN_BYTES"): 1, (numbering, "NAMES_BYTES"): 9000},
     "repetitions in files": {(repetitions, "SORTED_EDGES"): 1400, (repetitions, "CHUNK_EDGES"): 700},
 }
 
