@@ -78,7 +78,7 @@ def line_of_row(path: Path, row: int) -> int:
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number of the first line, whole lines). The last line gets a line break if it has none."""
     line, rest = 1, b""
-    for piece in read_pieces(path):
+    for piece in read_pieces(path, BLOCK_BYTES):
         if line == 1 and not rest:
             if piece.startswith(b"\x1f\x8b"):
                 raise InputError("the file is compressed with gzip, but its name doesn't end in .gz", path)
