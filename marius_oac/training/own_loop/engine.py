@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from marius_oac.config.sections import PipelineConfig, WorkersConfig
 from marius_oac.errors import DivergedError, InputError, shown
 from marius_oac.runtime.closing import Closable
 from marius_oac.training.own_loop.announced import KeySource, key_numbers, key_tensors
+from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful, load, save
+from marius_oac.training.own_loop.drawing import Position
 from marius_oac.training.own_loop.exits import end_at_exit
 from marius_oac.training.own_loop.loop import Loop
 from marius_oac.training.own_loop.modules import Keyed
@@ -31,6 +35,7 @@ class Engine(Closable):
         model: with modules of `Embedding` and `EmbeddingBag` in it.
         keys: for each of these modules, which part of a batch has its keys.
         optimizers: those of the loop; each module is in a group of one that is of this package.
+        stateful: what else a checkpoint holds: anything with `state_dict` and `load_state_dict`, such as schedulers.
         in_flight: batches between the reading of their rows and the end of their writing. Results don't depend on it.
         mode: oac, or sync: one batch at a time.
 
@@ -40,7 +45,7 @@ class Engine(Closable):
 
     def __init__(
         self, model: nn.Module, keys: Mapping[Keyed, KeySource], optimizers: Sequence[torch.optim.Optimizer],
-        in_flight: int = 8, mode: str = "oac",
+        stateful: Sequence[Any] = (), in_flight: int = 8, mode: str = "oac",
     ):  # fmt: skip
         if mode not in _MODES:
             raise InputError(f"mode must be one of {', '.join(_MODES)}, not {shown(mode)}", "Engine")
@@ -49,10 +54,14 @@ class Engine(Closable):
         self._config = PipelineConfig(mode=mode, in_flight=in_flight, workers=_ONE)
         names = {module: name or "table" for name, module in model.named_modules() if isinstance(module, Keyed)}
         _check_keys(names, keys)
+        check_stateful(stateful)
         self._optimizers = [each for each in optimizers if isinstance(each, RowsOptimizer)]
         self._modules, self._sources = list(names), [keys[module] for module in names]
         self._tables = _tables(names, self._optimizers)
+        self._parts = Parts(self._tables, model, list(optimizers), list(stateful))
         self._loop: Loop | None = None
+        self._position: Position | None = None  # of a pass that is not at its end
+        self._resumed: Position | None = None  # where the next pass begins
         self._failed: BaseException | None = None
         self._closed = False
         self._next = max(table.next_timestamp for table in self._tables)
@@ -74,7 +83,8 @@ class Engine(Closable):
     def _iterate(self, loader: Iterable[Any]) -> Generator[Any, None, None]:
         self._end_loop()  # another one may have begun since `batches` was called
         self._check_usable()
-        self._loop = loop = Loop(self._tables, self._config, self._next, self._fed, loader)
+        resumed, self._resumed, self._position = self._resumed, None, None
+        self._loop = loop = Loop(self._tables, self._config, self._next, self._fed, loader, resumed)
         end_at_exit(loop)
         try:
             loop.start()
@@ -129,14 +139,70 @@ class Engine(Closable):
         try:
             loop.end()
         except Exception as error:
-            self._failed = self._failed or error
+            self._fail(error)
         finally:
             self._loop = None
-            self._next = loop.next_batch
+            self._next, position = loop.next_batch, loop.position()
+            self._position = None if position.finished else position
             for table in self._tables:
                 table.next_timestamp = self._next
-                if self._failed is not None:
-                    table.broken = str(self._failed)
+
+    def save(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
+        """Writes a checkpoint: rows with their state, parameters, optimizers, `stateful`, generators, and where the
+        loader is.
+
+        Within the loop it is of the batches that were handed back and, once an optimizer has changed its rows, the one
+        at hand, which is handed back with this. All but the `keep` newest checkpoints in the folder are removed.
+
+        Raises:
+            DivergedError: parameters or rows are not finite.
+            InputError: a state holds what is no plain data, or the folder can't be written.
+        """
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise InputError(f"keep must be a number of at least 1, not {shown(keep)}", "Engine.save")
+        self._check_usable()
+        loop = self._loop
+        if loop is not None and any(module.rows is not None and module.rows.stepped for module in self._modules):
+            self._displace()
+            loop.give_back()
+        self.wait_until_written()
+        loop = self._loop
+        if loop is not None:
+            moment = Moment(loop.first_untrained, loop.position())
+        else:
+            moment = Moment(self._next, self._position or self._resumed)
+        save(Path(folder), self._parts, moment, keep)
+
+    def load(self, folder: str | os.PathLike[str]) -> bool:
+        """Sets everything to the newest checkpoint of the folder, and ends the loop that is under way. The next
+        `batches` goes on where the loader was.
+
+        Returns:
+            Whether there is a checkpoint.
+
+        Raises:
+            CheckpointError: it is damaged or belongs to something else.
+        """
+        self._check_usable()
+        self._end_loop()
+        self._check_usable()
+        try:
+            moment = load(Path(folder), self._parts)
+        except HalfLoaded as error:
+            self._fail(error)
+            raise
+        if moment is None:
+            return False
+        self._resumed, self._position = moment.position, None
+        self._next = moment.next_batch
+        for table in self._tables:
+            table.next_timestamp = self._next
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = self._failed or error
+        for table in self._tables:
+            table.broken = str(self._failed)
 
     def wait_until_written(self) -> None:
         """Waits until all batches that were handed back are in the store. Raises what the pipeline raised."""

@@ -21,7 +21,7 @@ from marius_oac.pipeline.runner import BatchResult
 from marius_oac.runtime.channel import Channel, Closed
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.runtime.workers import Workers
-from marius_oac.training.own_loop.generators import LoaderGenerators
+from marius_oac.training.own_loop.drawing import Pass, Position
 from marius_oac.training.own_loop.hand_over import HandOver
 from marius_oac.training.own_loop.pipeline import LoopPipeline, LoopSource, LoopStep, OpenBatch
 from marius_oac.training.own_loop.planner import Fed, LoopPlanner
@@ -43,14 +43,20 @@ class Loop:
         config: mode and batches in flight.
         first: number of the first batch.
         fed: finds the keys of a batch; its errors are raised when the batch's turn comes.
+        resumed: where the pass over the loader begins, if not at its first batch.
 
     Attributes:
-        handed_back: how many batches the user has handed back; `written`: those that are in the store.
+        handed_back: how many batches the user has handed back.
     """
 
-    def __init__(self, tables: Sequence[Table], config: PipelineConfig, first: int, fed: Keys, loader: Iterable[Any]):
+    def __init__(
+        self, tables: Sequence[Table], config: PipelineConfig, first: int, fed: Keys, loader: Iterable[Any],
+        resumed: Position | None = None,
+    ):  # fmt: skip
         self._fed, self._in_flight, self._first, self._pid = fed, config.room, first, os.getpid()
-        self._iterator, self._generators = iter(loader), LoaderGenerators()
+        self._pass = Pass(loader, resumed)
+        self._done_before = self._pass.drawn
+        self._at_hand: OpenBatch | None = None
         self._feed: Channel[Fed] = Channel("feed", self._in_flight + AHEAD)
         self._hand_over: HandOver[OpenBatch] = HandOver()
         self._next, self.handed_back, self._written = first, 0, 0
@@ -68,6 +74,15 @@ class Loop:
     def next_batch(self) -> int:
         """The number after that of the last batch that was drawn."""
         return self._next
+
+    @property
+    def first_untrained(self) -> int:
+        """The number after that of the last batch that was handed back."""
+        return self._first + self.handed_back
+
+    def position(self) -> Position:
+        """Where the pass over the loader is after the batches that were handed back."""
+        return self._pass.position(self._done_before + self.handed_back)
 
     def start(self) -> None:
         """Starts the pipeline's threads."""
@@ -111,39 +126,51 @@ class Loop:
             batch = self._hand_over.take()
             if batch is None:
                 break
+            self._at_hand = batch
             yield batch
-            self.give_back(batch)
+            self.give_back()
         self.end()
         if self._error is not None:
             raise self._error
 
-    def give_back(self, batch: OpenBatch) -> None:
-        """Hands the batch that the user has back."""
-        for rows in batch.rows:
-            rows.close()
-        self.handed_back += 1
-        self._hand_over.give_back()
+    def give_back(self) -> None:
+        """Hands the batch that the user has back, if there is one."""
+        batch = self._at_hand
+        if batch is not None:
+            for rows in batch.rows:
+                rows.close()
+            self._count(batch)
+            self._pass.done(self._done_before + self.handed_back)
+            self._hand_over.give_back()
+            self._at_hand = None
+
+    def _count(self, batch: OpenBatch) -> None:
+        self.handed_back = batch.fed.batch_index + 1 - self._first  # right also where Ctrl-C has it called twice
 
     def _draw(self) -> None:
         """Draws batches until the loader is far enough ahead, or at its end."""
         given = self._first + self.handed_back
         while not self._closed and self._next < given + self._in_flight + AHEAD:
             try:
-                with self._generators.active():
-                    batch = next(self._iterator)
-                fed = self._fed(self._next, batch)
+                batch = self._pass.draw()
             except StopIteration:
                 self._close_feed()
                 return
             except Exception as error:  # its turn comes after the batches before it
-                self._error = error
-                self._close_feed()
+                self._end_with(error)
                 return
             try:
-                self._feed.put(fed)
+                self._feed.put(self._fed(self._next, batch))
             except Closed:  # the pipeline has failed, and says why when it is joined
                 return
+            except Exception as error:
+                self._end_with(error)
+                return
             self._next += 1
+
+    def _end_with(self, error: Exception) -> None:
+        self._error = error
+        self._close_feed()
 
     def _close_feed(self) -> None:
         self._closed = True
@@ -161,6 +188,8 @@ class Loop:
         interrupt: KeyboardInterrupt | None = None
         while True:
             try:
+                if self._at_hand is not None and self._at_hand.trained:
+                    self._count(self._at_hand)
                 self._close_feed()
                 self._hand_over.drain()
                 self._workers.join()

@@ -96,8 +96,8 @@ class Keyed(nn.Module):
             return self._read(self.table, keys)
         if self.rows is None:
             raise InputError(
-                "there is no batch at hand: use the module within `for batch in engine.batches(...)`, or call "
-                "model.eval() to read rows",
+                "there is no batch at hand: use the module within `for batch in engine.batches(...)`, and before "
+                "`engine.save`, or call model.eval() to read rows",
                 f"table {self.table.name!r}",
             )
         place = self.announced.of(keys, self.rows.number)

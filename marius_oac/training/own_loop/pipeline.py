@@ -28,6 +28,11 @@ class OpenBatch:
     def __init__(self, fed: Fed, rows: Sequence[Rows]):
         self.fed, self.rows = fed, rows
 
+    @property
+    def trained(self) -> bool:
+        """Whether an optimizer has changed rows of it."""
+        return any(rows.stepped for rows in self.rows)
+
 
 class LoopStep:
     """The pipeline's step: hands the batch to the user and waits until it is back."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from urllib.parse import quote
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.distinct import DistinctKeys
 from marius_oac.storage.keys.index import MAX_CAPACITY
 from marius_oac.storage.keys.table import KeyTable
+from marius_oac.storage.snapshots import SavedTable
 
 _SHARE = 0.5  # of the free memory that a table may grow to
 _KEY_BYTES = 25  # of the index, for each row
@@ -35,6 +38,7 @@ class Table:
     """Rows by key, in memory, of a table that is made empty.
 
     Attributes:
+        initial: its new rows.
         kind: of the optimizer whose state the rows have.
         next_timestamp: that of the first batch to come: all before it are in the store.
         broken: why no engine may use the rows any more; None: any may.
@@ -45,7 +49,8 @@ class Table:
         optimizer = RowOptimizer(config)
         layout = RowLayout(dimension, optimizer.state_width(dimension))
         room = int(_SHARE * cgroups.free_memory() / (layout.row_bytes + _KEY_BYTES))
-        initial = RowInitial("normal", std, seed, name, optimizer.initial_state)
+        initial = self.initial = RowInitial("normal", std, seed, name, optimizer.initial_state)
+        name = quote(name, safe="").replace(".", "%2E")  # a part of files' names, up to the first dot
         capacities = {name: min(capacity or room, MAX_CAPACITY)}
         # The stack is never closed: the memory goes with its last view.
         self.store = Tables(StorageConfig(), None, {name: layout}, capacities, ExitStack()).make(name, 0, initial)
@@ -60,6 +65,21 @@ class Table:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Within it no key gets a row. No batch may be on its way to the store."""
+        with self._admitting:
+            yield
+
+    def keys(self) -> dict[str, np.ndarray]:
+        """The keys, as `KeyTable.arrays`, to be saved with the store."""
+        return self._keys.arrays()
+
+    def restore(self, saved: SavedTable, keys: Mapping[str, np.ndarray]) -> None:
+        """Sets rows and keys to what was saved. Raises CheckpointError if it belongs to another table."""
+        self._keys.load(keys)
+        self.store.restore(saved)
 
     def find(self, distinct: DistinctKeys) -> np.ndarray:
         """The row of each key, int64 [m]; -1: it has none yet."""
