@@ -25,7 +25,8 @@ from marius_oac.runs.folder.folder import CONFIG, SUMMARY, RunFolder
 from marius_oac.runs.folder.metrics import METRICS, MetricsFile, Prefix
 from marius_oac.runs.folder.order import ORDER, OrderFile
 from marius_oac.runs.sharded.checkpoint import NODES, Layout
-from marius_oac.runtime.files.untrusted import DescribedFile, check_file, typed
+from marius_oac.runtime.files.hashing import check_files
+from marius_oac.runtime.files.untrusted import DescribedFile, typed
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.saved import verify_tables
 from marius_oac.storage.snapshots import SavedTable
@@ -162,20 +163,19 @@ class _Run:
             return
         with closing(checkpoint):
             found.small(path / MANIFEST, lambda: None)
-            sound = {name for name, entry in checkpoint.files.items() if self._file(path / name, entry)}
+            sound = self._files(path, {name: DescribedFile(**entry) for name, entry in checkpoint.files.items()})
             for table in map(checkpoint.table, checkpoint.pages):
                 if {f"{table.name}.{part}.npy" for part in table.parts} <= sound:
                     self._elsewhere(table, before)
             yield checkpoint.batch_index, checkpoint.extra
 
-    def _file(self, path: Path, entry: Mapping[str, Any]) -> bool:
-        listed, read = DescribedFile(**entry), self.found.read
-
-        def check() -> bool:
-            check_file(path, listed, CheckpointError, read=read)
-            return True
-
-        return self.found.check(path, check) is not None
+    def _files(self, folder: Path, files: Mapping[str, DescribedFile]) -> set[str]:
+        """Checks files of a folder, some at once; returns the names of those that are sound."""
+        listed = {folder / name: each for name, each in files.items()}
+        damaged = check_files(listed, CheckpointError, read=self.found.read)
+        self.found.files += len(files)
+        self.found.damaged += map(str, damaged.values())
+        return {name for name in files if folder / name not in damaged}
 
     def _elsewhere(self, table: SavedTable, before: dict[str, SavedTable]) -> None:
         """Checks a table's rows outside of its checkpoint, except those that were checked with the one before."""
@@ -216,8 +216,7 @@ class _Run:
         for folder in filter(Path.is_dir, folders):
             manifest = folder / DERIVED["buckets" if folder.name == "buckets" else "encoded"]
             files = self.found.small(manifest, partial(_derived_files, manifest))
-            for name, listed in (files or {}).items():
-                self._file(folder / name, listed.model_dump())
+            self._files(folder, files or {})
 
     def _others(self, about: About | None) -> None:
         known = {ABOUT, CONFIG, LOG, METRICS, ORDER, SUMMARY, SAVED, ".lock", FOLDER, TABLES, NODES, *DERIVED}

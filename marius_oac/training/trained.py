@@ -80,4 +80,4 @@ def compare_runs(first: str | Path, second: str | Path, *, data_path: str | Path
     folder, other = RunFolder.open(first), RunFolder.open(second)
     chosen = folder.checkpoint()
     names = entry_of(folder.config).trained.names_in(folder, chosen, data_path)
-    return compare(chosen, other.checkpoint(), names)
+    return compare(chosen, other.checkpoint(same=chosen), names)

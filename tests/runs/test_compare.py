@@ -91,6 +91,19 @@ def test_runs_are_compared_with_names_where_the_graph_is(graph, finished, tmp_pa
         compare_runs(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.parametrize("damaged", ["a", "b"])
+@pytest.mark.parametrize("part", ["values", "state", "timestamps"])
+def test_damage_of_either_run_is_found_though_the_manifests_are_equal(finished, tmp_path, damaged, part):
+    for name in ("a", "b"):
+        shutil.copytree(finished, tmp_path / name)
+    path = max((tmp_path / damaged / "checkpoints").glob(f"*/entities.{part}.npy"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"{damaged}/checkpoints/.*{part}.npy: is damaged: its checksum differs"):
+        compare_runs(tmp_path / "a", tmp_path / "b")
+
+
 def test_dense_parameters_of_any_shape_and_type(tmp_path):
     def dense(bias, count):
         return {"bias": torch.tensor(bias), "count": torch.tensor([1, count]), "weights": torch.ones(1, 2, 1)}

@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from marius_oac.runtime.files.hashing import described, on_threads
+
 FORMAT = "marius_oac.graph"
 VERSION = 1
 MANIFEST = "graph.json"
@@ -49,12 +51,8 @@ def write_manifest(folder: Path, content: dict[str, Any], names: Iterable[str]) 
     Args:
         content: further keys and values of the manifest.
     """
-    files = {}
-    for name in names:
-        with open(folder / name, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-            files[name] = {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
+    names = list(names)
+    files = dict(zip(names, on_threads(lambda name, _: described(folder / name), names), strict=True))
     manifest = {"format": FORMAT, "version": VERSION, **content, "files": files}
     with open(folder / MANIFEST, "w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=2, ensure_ascii=False)

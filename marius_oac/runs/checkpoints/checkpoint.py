@@ -36,10 +36,10 @@ from marius_oac.models.compute.soundness import LARGEST_VALUE
 from marius_oac.runs.checkpoints.manifest import check_manifest, kind_of
 from marius_oac.runs.checkpoints.pins import Pin
 from marius_oac.runtime.files.atomic import json_digest, sealed, sync, write_flushed
+from marius_oac.runtime.files.hashing import check_files
 from marius_oac.runtime.files.npy import NpyWriter
 from marius_oac.runtime.files.untrusted import (
     DescribedFile,
-    check_file,
     open_regular,
     parse_json,
     parse_sealed,
@@ -135,6 +135,11 @@ class Checkpoint:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"can't be read: {error}", self.path / DENSE) from None
 
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of the file of each array, by the array's name, such as `entities.values`."""
+        npy = (name for name in self.files if name.endswith(".npy"))
+        return {name.removesuffix(".npy"): self.files[name]["sha256"] for name in npy}
+
     def references(self) -> Iterator[np.ndarray]:
         """What the tables refer to outside of the checkpoint: `SavedTable.references` of each."""
         for name in self.pages:
@@ -145,14 +150,20 @@ class Checkpoint:
         for store in stores:
             store.restore(self.table(store.name))
 
-    def verify(self, ending: str = "") -> None:
-        """Reads and checks every file, or those whose names end with `ending`.
+    def verify(self, ending: str = "", same: Checkpoint | None = None) -> None:
+        """Reads and checks every file, or those whose names end with `ending`, some at once.
+
+        Args:
+            same: another checkpoint, which has been verified: what should equal a file of it is compared with that,
+                which takes less time than a checksum.
 
         Raises CheckpointError naming the one that is missing or damaged.
         """
-        for name, entry in self.files.items():
-            if name.endswith(ending):
-                check_file(self.path / name, DescribedFile(**entry), CheckpointError)
+        chosen = {name: entry for name, entry in self.files.items() if name.endswith(ending)}
+        files = {self.path / name: DescribedFile(**entry) for name, entry in chosen.items()}
+        known = {digest: same.path / f"{name}.npy" for name, digest in same.checksums().items()} if same else {}
+        for error in check_files(files, CheckpointError, known).values():
+            raise error
 
 
 def read_checkpoint(path: Path, pinned: bool = False) -> Checkpoint:

@@ -97,8 +97,11 @@ class Checkpoints:
         if self.folder.is_dir():
             clean(self.folder, files=re.escape(BEST), folders=NAME)
 
-    def open(self, name: str | None = None, verify: bool = True, pinned: bool = False) -> Checkpoint:
-        """The named checkpoint ("best": the best one), or the newest; `pinned`: see `read_checkpoint`.
+    def open(
+        self, name: str | None = None, verify: bool = True, pinned: bool = False, same: Checkpoint | None = None
+    ) -> Checkpoint:
+        """The named checkpoint ("best": the best one), or the newest; `pinned`: see `read_checkpoint`, `same`:
+        `Checkpoint.verify`.
 
         Raises:
             Missing: there is none, or none of that name.
@@ -117,7 +120,7 @@ class Checkpoints:
         try:
             checkpoint = read_checkpoint(self.folder / chosen, pinned)
             if verify:
-                checkpoint.verify()
+                checkpoint.verify(same=same)
             return checkpoint
         except Missing:
             raise

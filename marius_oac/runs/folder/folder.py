@@ -301,10 +301,10 @@ class RunFolder:
             if about == before:
                 raise CheckpointError("is damaged: it is not what was written", path)
 
-    def checkpoint(self, name: str | None = None) -> Checkpoint:
+    def checkpoint(self, name: str | None = None, same: Checkpoint | None = None) -> Checkpoint:
         """The named checkpoint ("best": the best one); by default the one that the summary is about, or the newest.
 
-        It is pinned: a run that is training does not remove it.
+        It is pinned: a run that is training does not remove it. `same`: see `Checkpoint.verify`.
 
         Raises:
             CheckpointError: there is none, or it is damaged.
@@ -314,7 +314,9 @@ class RunFolder:
             before = self._offer(name)
             chosen = self.summary().get("checkpoint") if name is None else name
             try:
-                return open_whole(self.path, chosen) if self.over_nodes else self.checkpoints.open(chosen, pinned=True)
+                if self.over_nodes:
+                    return open_whole(self.path, chosen)
+                return self.checkpoints.open(chosen, pinned=True, same=same)
             except Missing:
                 if self._offer(name) == before:
                     raise

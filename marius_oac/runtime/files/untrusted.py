@@ -26,7 +26,7 @@ from marius_oac.runtime.files.atomic import sealed
 MOST_BYTES = 64 << 20
 """Of a JSON file. The largest are those of logs with many files, some 300 bytes for each."""
 MOST_DEPTH = 32
-_AT_ONCE = 4 << 20
+AT_ONCE = 1 << 20  # bytes of a file that are hashed; some files may be at once
 _INT64 = 2**63
 _DIGITS = 20  # of an integer, with its sign
 
@@ -114,7 +114,7 @@ def check_file(
             found = os.fstat(file.fileno()).st_size
             if found != listed.bytes:
                 raise error(f"is damaged: {found:,} bytes, {listed.bytes:,} are expected", path)
-            while verify and (content := file.read(_AT_ONCE)):
+            while verify and (content := file.read(AT_ONCE)):
                 digest.update(content)
                 read(len(content))
     except FileNotFoundError:
