@@ -10,6 +10,7 @@ import torch
 from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.compare import compare
+from marius_oac.runs.sharded.checkpoint import ShardedCheckpoint
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
@@ -102,6 +103,12 @@ def test_damage_of_either_run_is_found_though_the_manifests_are_equal(finished, 
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"{damaged}/checkpoints/.*{part}.npy: is damaged: its checksum differs"):
         compare_runs(tmp_path / "a", tmp_path / "b")
+
+
+def test_parts_of_nodes_have_no_checksum_of_a_whole_array(tmp_path):
+    part = saved(tmp_path / "a", numbers(5))
+    assert set(part.checksums()) == {f"entities.{each}" for each in ("values", "state", "timestamps")}
+    assert ShardedCheckpoint(part.path, 0, {}, part.files, {}).checksums() == {}
 
 
 def test_dense_parameters_of_any_shape_and_type(tmp_path):

@@ -85,6 +85,13 @@ def test_damage_that_both_have_is_no_equality_of_what_was_written(tmp_path):
     assert [path.name for path in hashing.check_files(theirs, same=same)] == ["c"]
 
 
+def test_files_that_both_grew_are_damaged(tmp_path):
+    ours, theirs = files_of(tmp_path / "a", "a"), files_of(tmp_path / "b", "a")
+    for path in (*ours, *theirs):
+        path.write_bytes(path.read_bytes() + b"more")
+    assert len(hashing.check_files(theirs, same={each.sha256: path for path, each in ours.items()})) == 1
+
+
 def test_results_are_in_order_and_the_first_error_ends_the_others():
     assert hashing.on_threads(lambda item, _: -item, range(20)) == [-item for item in range(20)]
 
