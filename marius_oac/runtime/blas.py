@@ -5,13 +5,16 @@ OpenBLAS picks them by the processor when NumPy is loaded, or takes those that `
 they used.
 """
 
+import ctypes
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-import numpy  # noqa: F401  # whose OpenBLAS has to be loaded before libraries are looked for
+import numpy  # whose OpenBLAS has to be loaded before libraries are looked for
 from threadpoolctl import ThreadpoolController
 
+_SGEMM = "scipy_cblas_sgemm64_"
 _libraries = functools.cache(ThreadpoolController)
 """Made once, because it inspects every library that this process has loaded."""
 
@@ -20,6 +23,19 @@ def kernels() -> str:
     """Name of the kernels in use, such as `SkylakeX` or `Haswell`; `unknown` for another BLAS."""
     found = {info.get("architecture", "unknown") for info in _libraries().info() if info["internal_api"] == "openblas"}
     return ", ".join(sorted(found)) or "unknown"
+
+
+@functools.cache
+def sgemm() -> int:
+    """Address of the function `cblas_sgemm` that NumPy's products use, with integers of 64 bits; 0 where that is not
+    known: where NumPy brings no OpenBLAS of its own, as its packages on PyPI do."""
+    own = Path(numpy.__file__).resolve().parent.with_name("numpy.libs")
+    for info in _libraries().info():
+        path = Path(info["filepath"])
+        if info["internal_api"] == "openblas" and path.resolve().parent == own:
+            with suppress(OSError, AttributeError):
+                return ctypes.cast(ctypes.CDLL(str(path))[_SGEMM], ctypes.c_void_p).value or 0
+    return 0
 
 
 @contextmanager

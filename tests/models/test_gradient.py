@@ -7,7 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config.link_prediction import LossConfig
-from marius_oac.kernels.cpu.losses import LossRule, differentiate
+from marius_oac.kernels.cpu.edges import NO_PENALTY, Form
+from marius_oac.kernels.cpu.losses import LossRule
+from marius_oac.kernels.cpu.tiles import turn_tile
 from marius_oac.models.link_prediction import handwritten
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.losses import make_loss
@@ -158,6 +160,8 @@ def test_losses_of_scores_far_from_zero(kind, about):
     expected.sum().backward()
     numbers = (np.float32(each) for each in (1, 1 / count, config.margin, config.temperature))
     losses = np.empty(len(scores))
-    differentiate(LossRule(make_loss(config).code, *numbers), scores, positives, losses)
+    form = Form(0, 0, NO_PENALTY, False, True, np.float32(0))
+    targets, listed = np.full(2, -1), np.arange(scores.shape[1])
+    turn_tile(form, LossRule(make_loss(config).code, *numbers), scores, targets, listed, positives, losses)
     for found, exact_ in ((losses, expected.detach()), (scores, negatives.grad), (positives, own.grad)):
         np.testing.assert_allclose(found, exact_.numpy(), rtol=1e-5, atol=1e-6)

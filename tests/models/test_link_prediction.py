@@ -11,7 +11,7 @@ import torch
 from threadpoolctl import ThreadpoolController, threadpool_info
 
 from marius_oac.errors import ConfigError
-from marius_oac.kernels.cpu import losses as loss_kernels
+from marius_oac.kernels.cpu import lanes
 from marius_oac.models.compute.dense_moments import RELATIONS
 from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
 from marius_oac.types import map_arrays
@@ -65,10 +65,10 @@ def test_products_run_on_one_thread_each(monkeypatch):
 
     def look(*arguments):
         seen.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
-        return differentiate(*arguments)
+        return run(*arguments)
 
-    differentiate = loss_kernels.differentiate
-    monkeypatch.setattr(loss_kernels, "differentiate", look)
+    run = lanes.run
+    monkeypatch.setattr(lanes, "run", look)
     config = configure("dot")
     with ThreadpoolController().limit(limits=2, user_api="blas"):
         trained(config, [draw(config, Shape())], 1)

@@ -22,6 +22,7 @@ def _each(words):
     done = atomics.compare_exchange(word, before + 5, 7)
     atomics.acquire_fence()
     atomics.release_fence()
+    atomics.pause()
     atomics.yield_thread()
     atomics.prefetch(word, 0)
     atomics.prefetch(word + 1_000_000, 1)
@@ -46,6 +47,13 @@ def _count(words, steps):
             found = atomics.load(word)
             if atomics.compare_exchange(word, found, found + 1) == found:
                 break
+
+
+@compiled
+def _add(words, seen, steps):
+    """Adds one so many times, and counts in `seen` how often each number was there before."""
+    for _ in range(steps):
+        seen[atomics.fetch_add(atomics.address_of(words), 1)] += 1
 
 
 @compiled
@@ -100,6 +108,14 @@ def test_no_increment_is_lost():
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(lambda _: _count(words, STEPS // 10), range(THREADS)))
     assert words.tolist() == [THREADS * (STEPS // 10)]
+
+
+def test_no_number_is_handed_out_twice():
+    words, count = np.zeros(1, np.int64), STEPS // 10
+    seen = np.zeros((THREADS, THREADS * count), np.int64)
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(lambda own: _add(words, own, count), seen))
+    assert words[0] == THREADS * count and (seen.sum(0) == 1).all()
 
 
 def test_what_was_written_before_a_store_is_seen_after_the_load():

@@ -5,7 +5,7 @@ because Numba counts references to arrays with locked instructions, which in a l
 does. Nothing is checked: the memory must be there, stay there, and atomic words must lie at multiples of 8 bytes.
 
 Guarantees:
-- `load` acquires, `store` releases, `compare_exchange` does both, and each is atomic.
+- `load` acquires, `store` releases, `compare_exchange` and `fetch_add` do both, and each is atomic.
 - `acquire_fence` keeps every load before it ahead of everything after it; `release_fence` keeps everything before it
   ahead of every store after it.
 - With `NUMBA_DISABLE_JIT=1` the same names are Python functions, the atomic ones under one lock: slower, with the same
@@ -13,6 +13,7 @@ Guarantees:
 """
 
 import ctypes
+import platform
 import threading
 import time
 
@@ -49,11 +50,20 @@ if config.DISABLE_JIT:
                 _word(address).value = int(desired)
             return found
 
+    def fetch_add(address, value):
+        with _LOCK:
+            word = _word(address)
+            found, word.value = word.value, word.value + int(value)
+            return found
+
     def acquire_fence():
         pass
 
     def release_fence():
         pass
+
+    def pause():
+        time.sleep(0)
 
     def yield_thread():
         time.sleep(0)
@@ -83,6 +93,7 @@ else:
     _WORD = ir.IntType(64)
     _INT = ir.IntType(32)
     _BYTES = ir.IntType(8).as_pointer()
+    _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 
     def _pointer(builder, address, kind=_WORD):
         return builder.inttoptr(address, kind.as_pointer())
@@ -130,6 +141,15 @@ else:
         return types.int64(types.int64, types.int64, types.int64), codegen
 
     @intrinsic
+    def fetch_add(typingctx, address, value):
+        """Adds to the word at `address`; returns what was there before."""
+
+        def codegen(context, builder, signature, args):
+            return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], "acq_rel")
+
+        return types.int64(types.int64, types.int64), codegen
+
+    @intrinsic
     def acquire_fence(typingctx):
         """Keeps every load before it ahead of everything after it."""
 
@@ -145,6 +165,18 @@ else:
 
         def codegen(context, builder, signature, args):
             builder.fence("release")
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    @intrinsic
+    def pause(typingctx):
+        """Some ten nanoseconds in a loop that waits for a word, in which the core's other thread has its units."""
+
+        def codegen(context, builder, signature, args):
+            if _IS_X86:
+                kind = ir.FunctionType(ir.VoidType(), [])
+                builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", fnty=kind), [])
             return context.get_dummy_value()
 
         return types.void(), codegen

@@ -10,7 +10,6 @@ import numpy as np
 
 from marius_oac.kernels.cpu.decoders import (
     add_anchor_gradient,
-    add_distance_gradient,
     add_relation_gradient,
     add_similarity_gradient,
     form_query,
@@ -73,7 +72,7 @@ def _prefetch(matrix, row, dimension):
         prefetch(matrix, row, j)
 
 
-@float_compiled
+@float_inlined
 def gather(rows, picks, into):
     """Copies the first columns of the picked rows to `into` [n, D]."""
     for i in range(picks.size):
@@ -83,7 +82,7 @@ def gather(rows, picks, into):
             into[i, j] = rows[row, j]
 
 
-@float_compiled
+@float_inlined
 def copy_values(rows, into):
     """Copies the first columns of the rows to `into` [n, D]."""
     for i in range(into.shape[0]):
@@ -92,7 +91,13 @@ def copy_values(rows, into):
 
 
 @float_compiled
-def gather_phases(table, picks, into):
+def form_relations(table, picks, into):
+    """Copies the values of the picked rows to `into` [m, D]."""
+    gather(table, picks, into)
+
+
+@float_compiled
+def form_phases(table, picks, into):
     """Writes the picked rows of phases to `into` [m, D] as [cos | sin]."""
     half = into.shape[1] // 2
     for i in range(picks.size):
@@ -102,7 +107,7 @@ def gather_phases(table, picks, into):
             into[i, half + j] = np.sin(angle)
 
 
-@float_compiled
+@float_inlined
 def invert(first_keys, second_keys, third_keys, first, places):
     """Lists each key's places in the concatenation of three lists: places[first[k]:first[k + 1]], ascending (int64)."""
     first[:] = 0
@@ -123,7 +128,7 @@ def invert(first_keys, second_keys, third_keys, first, places):
     first[0] = 0
 
 
-@float_compiled
+@float_inlined
 def take_targets(scores, targets, positives):
     """Moves the score of each row's own candidate to `positives` and excludes it from the negatives."""
     for i in range(targets.size):
@@ -131,7 +136,7 @@ def take_targets(scores, targets, positives):
         scores[i, targets[i]] = -np.inf
 
 
-@float_compiled
+@float_inlined
 def leave_out_targets(scores, targets, negatives):
     """Excludes drawn negatives that equal a row's own target from that row."""
     for i in range(targets.size):
@@ -145,14 +150,14 @@ def leave_out_targets(scores, targets, negatives):
                     scores[i, k] = -np.inf
 
 
-@float_compiled
+@float_inlined
 def put_targets(scores, targets, positives):
     """Puts the gradients by the rows' own candidates back among the others."""
     for i in range(targets.size):
         scores[i, targets[i]] = positives[i]
 
 
-@float_compiled
+@float_inlined
 def divide_by_distances(gradients, scores):
     """Makes gradients by L2 scores, in place, what `add_distance_gradient` takes."""
     for i in range(scores.shape[0]):
@@ -161,7 +166,7 @@ def divide_by_distances(gradients, scores):
             gradients[i, k] = _ZERO if score == _ZERO else gradients[i, k] / -score
 
 
-@float_compiled
+@float_inlined
 def open_tile(form, rows, edges, work, s, start, stop):
     """Queries of the edges [start, stop) on side number s and, if negatives are sampled, their own ends' scores."""
     tail = edges.sides[s] == 1
@@ -177,7 +182,7 @@ def open_tile(form, rows, edges, work, s, start, stop):
             work.positives[s, i] = similarity(form.similarity, query, rows[targets[i], :dimension])
 
 
-@float_compiled
+@float_inlined
 def close_tile(form, rows, edges, work, s, start, stop):
     """Adds the part of the positive scores to the gradients of the queries."""
     targets = edges.tails if edges.sides[s] == 1 else edges.heads
@@ -188,20 +193,12 @@ def close_tile(form, rows, edges, work, s, start, stop):
         add_similarity_gradient(form.similarity, work.positives[s, i], here, there, work.query_gradients[s, i])
 
 
-@float_compiled
+@float_inlined
 def distance_scores(kind, queries, candidates, scores):
     """Fills in `scores`, float32 [R, K], of `queries` [R, D] against `candidates` [K, D]."""
     for i in range(queries.shape[0]):
         for k in range(candidates.shape[0]):
             scores[i, k] = similarity(kind, queries[i], candidates[k])
-
-
-@float_compiled
-def add_distance_gradients(kind, coefficients, here, there, totals):
-    """Adds to `totals` [R, D] the gradients by `here` [R, D] of scores [R, K] against `there` [K, D]."""
-    for i in range(here.shape[0]):
-        for k in range(there.shape[0]):
-            add_distance_gradient(kind, coefficients[i, k], here[i], there[k], totals[i])
 
 
 @float_inlined
@@ -261,7 +258,7 @@ def _add_place(form, place, value, edges, work, gradient):
             add_similarity_gradient(form.similarity, work.positives[s, i], value, work.queries[s, i], gradient)
 
 
-@float_compiled
+@float_inlined
 def update_entities(form, rule, rows, begin, end, edges, work, first, places, penalties, gradient):
     """Adds up the gradients of the entities [begin, end) and updates their rows in place.
 
@@ -287,7 +284,7 @@ def update_entities(form, rule, rows, begin, end, edges, work, first, places, pe
         update_row(rows[k], gradient, rule)
 
 
-@float_compiled
+@float_inlined
 def update_relations(form, rule, table, begin, end, picks, rows, edges, work, index, penalties, gradient):
     """Adds up the gradients of the batch's relations [begin, end) and updates their rows of `table` in place.
 

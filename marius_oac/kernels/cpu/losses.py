@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
+from marius_oac.kernels.cpu.jit import float_inlined
 from marius_oac.kernels.cpu.vector_math import bits_of, exp, float_of, sigmoid, softplus
 
 SOFTMAX, LOGISTIC, MARGIN, SELF_ADVERSARIAL = range(4)
@@ -105,7 +105,7 @@ def _self_adversarial(scores, positive, rule):
     return loss, -rule.scale * sigmoid(own)
 
 
-@float_compiled
+@float_inlined
 def differentiate(rule, scores, positives, losses):
     """Losses of a tile of edges.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from marius_oac.batches import ClickBatch, EdgeBatch, EdgeOrder, EncodedBatch, SumOrder, TableIndices
-from marius_oac.kernels.cpu.edges import invert
+from marius_oac.kernels.cpu.tiles import invert
 from marius_oac.kernels.gpu import choice
 from marius_oac.types import present
 
