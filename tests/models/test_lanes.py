@@ -152,6 +152,5 @@ def test_products_that_kernels_cannot_call_are_made_between_them(small, decoder,
 def test_numpy_without_a_blas_of_its_own(small, monkeypatch):
     config = configure("complex", shape=SHAPE)
     monkeypatch.setattr(handwritten.blas, "sgemm", lambda: 0)
+    monkeypatch.setattr(lanes, "run", None)
     check(config, draw(config, SHAPE), threads=2)
-    monkeypatch.undo()
-    assert blas.sgemm() == blas.sgemm()
