@@ -1,5 +1,7 @@
 """Runs say which kernels their matrix products ran on, and a resumed run says when they are others."""
 
+import json
+
 import pytest
 
 from marius_oac.runs.folder.about import About
@@ -20,7 +22,7 @@ def test_resuming_on_other_kernels_says_so(graph, tmp_path, command):
     assert any(line.startswith("note: matrix products run on") and "Elbrus" in line for line in said)
 
 
-@pytest.mark.parametrize("name, value", [("_SGEMM", "no_such_function"), ("numpy", pytest)])
+@pytest.mark.parametrize("name, value", [("_SGEMM", "no_such_function"), ("numpy", json)])
 def test_a_numpy_without_a_library_that_has_the_function(monkeypatch, name, value):
     blas.sgemm.cache_clear()
     monkeypatch.setattr(blas, name, value)
