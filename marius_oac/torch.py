@@ -1,11 +1,12 @@
 """The engine in a training loop of your own, in plain torch: what users import, as `import marius_oac.torch as mt`.
 
-`Embedding` and `EmbeddingBag` are modules whose rows belong to keys; `Adagrad` and `SGD` update the rows of the batch
-at hand; `Engine.batches` gives the batches of a loader, with rows of the next ones on their way. See docs/own_loop.md.
+`Embedding` and `EmbeddingBag` are modules whose rows belong to keys; `Adagrad`, `Adam` and `SGD` update the rows of the
+batch at hand; `Engine.batches` gives the batches of a loader, with rows of the next ones on their way. See
+docs/own_loop.md.
 """
 
 from marius_oac.training.own_loop.engine import Engine
 from marius_oac.training.own_loop.modules import Embedding, EmbeddingBag
-from marius_oac.training.own_loop.optimizers import SGD, Adagrad
+from marius_oac.training.own_loop.optimizers import SGD, Adagrad, Adam
 
-__all__ = ["SGD", "Adagrad", "Embedding", "EmbeddingBag", "Engine"]
+__all__ = ["SGD", "Adagrad", "Adam", "Embedding", "EmbeddingBag", "Engine"]

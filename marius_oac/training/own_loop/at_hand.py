@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from marius_oac.errors import DivergedError, InputError, shown
-from marius_oac.models.compute.row_optimizers import RowOptimizer
+
+Update = Callable[[np.ndarray, np.ndarray], None]
 
 
 class _Lease:
@@ -51,7 +54,7 @@ class Rows:
         self.number, self.name, self.local, self.stepped = number, name, torch.from_numpy(local), False
         self._order, self._whole, self._keys = order, rows[order], keys
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
-        self._dimension, self._lease = dimension, _Lease(number, name)
+        self._dimension, self._lease, self._used = dimension, _Lease(number, name), np.zeros(len(keys), np.bool_)
         self.leaf = torch.from_numpy(self._whole[:, :dimension].copy()).requires_grad_()
         self.leaf.register_hook(self._lease.check)
 
@@ -77,18 +80,33 @@ class Rows:
         if self.leaf.grad is not None and not bool(torch.isfinite(self.leaf.grad).all()):
             raise DivergedError(self.number, f"the gradient of table {shown(self.name)} is not finite")
 
-    def update(self, optimizer: RowOptimizer, learning_rate: float) -> None:
-        """Runs the row optimizer, whose own rate is 1, with the gradient that the leaf has, if it has one."""
+    def use(self, places: torch.Tensor) -> None:
+        """Notes that the model has looked up the rows at these places of `leaf`, int64 of any shape."""
+        self._used[places.numpy()] = True
+
+    def update(self, update: Update, only_used: bool) -> bool:
+        """Updates the rows by the gradient that the leaf has. Returns whether it has one.
+
+        Args:
+            update: changes rows, float32 [n, width], by gradients, float32 [n, dimension].
+            only_used: leaves rows as they are that the model has not looked up.
+        """
         gradient = self.leaf.grad
-        if gradient is None or not len(gradient):
-            return
+        if gradient is None:
+            return False
         value = self._whole[:, : self._dimension]
         with torch.no_grad():
             value[:] = self.leaf.numpy()
-            dense = gradient.to_dense() if gradient.is_sparse else gradient
-            optimizer.update(self._whole, np.ascontiguousarray(dense.numpy()), self.number, learning_rate)
+            gradients = np.ascontiguousarray((gradient.to_dense() if gradient.is_sparse else gradient).numpy())
+            if only_used and not self._used.all():
+                rows = self._whole[self._used]
+                update(rows, gradients[self._used])
+                self._whole[self._used] = rows
+            else:
+                update(self._whole, gradients)
             self.leaf.copy_(torch.from_numpy(value))
         self.stepped = True
+        return True
 
     def take_back(self, rows: np.ndarray) -> None:
         """Writes the rows back to where they came from, if an optimizer has changed them."""

@@ -19,7 +19,6 @@ _REFUSED = {
     "norm_type": "rows would change while they are read",
     "sparse": "gradients are those of a batch's rows already",
     "scale_grad_by_freq": "divide the loss instead",
-    "padding_idx": "leave such keys out of bags, by offsets",
     "num_embeddings": "tables grow with the keys that they see",
     "device": "rows are where the engine computes",
     "dtype": "rows are float32",
@@ -38,14 +37,16 @@ class Keyed(nn.Module):
 
     Args:
         dimension: floats of a row.
+        padding_idx: a key that stands for none: its vector is 0, bags leave it out, and nothing trains it.
         std: standard deviation of new rows' values, which are normal.
         seed: new rows are a function of seed, the module's name in the model, and key.
         capacity: the largest number of rows; None: as many as half of the free memory holds.
     """
 
     def __init__(
-        self, dimension: int, *more: Any, std: float = 1.0, seed: int = 0, capacity: int | None = None, **other: Any
-    ):
+        self, dimension: int, *more: Any, padding_idx: int | None = None, std: float = 1.0, seed: int = 0,
+        capacity: int | None = None, **other: Any,
+    ):  # fmt: skip
         super().__init__()
         if more:
             raise InputError("give the dimension alone: tables grow with the keys that they see", type(self).__name__)
@@ -58,7 +59,10 @@ class Keyed(nn.Module):
                 raise InputError(f"{what} must be a number of at least 1, not {shown(number)}", type(self).__name__)
         if not (isinstance(std, int | float) and 0 <= std < math.inf):
             raise InputError(f"std must be a number of at least 0, not {shown(std)}", type(self).__name__)
+        if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int)):
+            raise InputError(f"padding_idx must be a key, not {shown(padding_idx)}", type(self).__name__)
         self.dimension, self.std, self.seed, self.capacity = dimension, std, seed, capacity
+        self.padding_idx = padding_idx
         self.table: Table | None = None
         self.engine: Reader | None = None
         self.rows: Rows | None = None
@@ -102,8 +106,12 @@ class Keyed(nn.Module):
             )
         place = self.announced.of(keys, self.rows.number)
         if place is not None:
-            return self.rows.leaf, self.rows.local[place].view(keys.shape)
-        return self.rows.leaf, self.rows.places(key_numbers([keys], f"table {self.table.name!r}")).view(keys.shape)
+            local = self.rows.local[place]
+        else:
+            local = self.rows.places(key_numbers([keys], f"table {self.table.name!r}"))
+        if torch.is_grad_enabled():
+            self.rows.use(local if self.padding_idx is None else local[keys.reshape(-1) != self.padding_idx])
+        return self.rows.leaf, local.view(keys.shape)
 
     def _read(self, table: Table, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         numbers = key_numbers([keys], f"table {table.name!r}")
@@ -123,7 +131,8 @@ class Embedding(Keyed):
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """Keys of any shape [...]; returns float32 [..., dimension]."""
         values, local = self._values(keys)
-        return functional.embedding(local, values)
+        vectors = functional.embedding(local, values)
+        return vectors if self.padding_idx is None else vectors.masked_fill((keys == self.padding_idx)[..., None], 0)
 
 
 class EmbeddingBag(Keyed):
@@ -158,4 +167,10 @@ class EmbeddingBag(Keyed):
         return functional.embedding_bag(
             local, values, None if offsets is None else offsets.long(), mode=self.mode,
             per_sample_weights=per_sample_weights, include_last_offset=self.include_last_offset,
+            padding_idx=self._padding(keys, local),
         )  # fmt: skip
+
+    def _padding(self, keys: torch.Tensor, local: torch.Tensor) -> int | None:
+        """The place of the padding key's row, if the batch has one."""
+        places = local[:0] if self.padding_idx is None else local[keys == self.padding_idx]
+        return int(places[0]) if len(places) else None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.errors import InputError, shown
 from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.training.own_loop.at_hand import Rows
 from marius_oac.training.own_loop.modules import Keyed
 
 Given = nn.Module | Iterable[Any]
@@ -73,7 +78,7 @@ class RowsOptimizer(torch.optim.Optimizer):
                 f"it has {len(self.param_groups)} groups and the saved one {len(saved)}", type(self).__name__
             )
         for group, given in zip(self.param_groups, saved, strict=True):
-            group.update({name: value for name, value in given.items() if name != "params"})
+            group.update({name: copy.deepcopy(value) for name, value in given.items() if name != "params"})
 
     def place(self) -> None:
         """Makes the groups hold the leaves of the batch at hand."""
@@ -91,19 +96,23 @@ class RowsOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        pairs = [
-            (module.rows, float(group["lr"]))
+        found = [
+            (module.rows, group, place)
             for group, modules in zip(self.param_groups, self.modules, strict=True)
-            for module in modules
+            for place, module in enumerate(modules)
             if module.rows is not None
         ]
-        if not pairs:
+        if not found:
             raise InputError("there is no batch at hand: call step within the loop", type(self).__name__)
-        for rows, _ in pairs:
+        for rows, _, _ in found:
             rows.check_gradient()
-        for rows, rate in pairs:
-            rows.update(self.kernel, rate)
+        for rows, group, place in found:
+            self._update(rows, group, place)
         return loss
+
+    def _update(self, rows: Rows, group: dict[str, Any], place: int) -> None:
+        """Updates the rows of the group's module number `place`."""
+        rows.update(partial(self.kernel.update, timestamp=0, factor=float(group["lr"])), only_used=False)
 
 
 class Adagrad(RowsOptimizer):
@@ -119,3 +128,30 @@ class SGD(RowsOptimizer):
 
     def __init__(self, modules: Given, lr: float = 1e-3):
         super().__init__(modules, lr, OptimizerConfig(kind="sgd"))
+
+
+class Adam(RowsOptimizer):
+    """torch.optim.SparseAdam's update: of the rows that the model has looked up in the batch. Averages of others stand
+    still. A table's steps are counted in its group, as `steps`."""
+
+    def __init__(self, modules: Given, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8):
+        for number in betas:
+            if not 0 <= number < 1:
+                raise InputError(f"betas must be at least 0 and less than 1, not {shown(number)}", type(self).__name__)
+        self._betas, self._eps = betas, eps
+        super().__init__(modules, lr, OptimizerConfig(kind="adam", beta1=betas[0], beta2=betas[1], epsilon=eps))
+        for group, tables in zip(self.param_groups, self.modules, strict=True):
+            group["steps"] = [0] * len(tables)
+
+    def _update(self, rows: Rows, group: dict[str, Any], place: int) -> None:
+        if rows.update(partial(self._step, rate=float(group["lr"]), step=group["steps"][place] + 1), only_used=True):
+            group["steps"][place] += 1
+
+    def _step(self, rows: np.ndarray, gradients: np.ndarray, rate: float, step: int) -> None:
+        """In torch: the kernel of runs rounds 1 - beta to float32, which over 200 steps moves rows by some 1e-5."""
+        (beta1, beta2), gradient = self._betas, torch.from_numpy(gradients)
+        value, first, second = torch.from_numpy(rows).split(gradients.shape[1], 1)
+        first.lerp_(gradient, 1 - beta1)
+        second.lerp_(gradient * gradient, 1 - beta2)
+        rate *= math.sqrt(1 - beta2**step) / (1 - beta1**step)
+        value.addcdiv_(first, second.sqrt().add_(self._eps), value=-rate)

@@ -116,6 +116,8 @@ WRONG = {
     "mode must be sum, mean or max, not 'min'": lambda: mt.EmbeddingBag(4, mode="min"),
     "give the dimension alone": lambda: mt.Embedding(1000, 4),
     "capacity must be a number of at least 1, not 0": lambda: mt.Embedding(4, capacity=0),
+    "padding_idx must be a key, not 'none'": lambda: mt.Embedding(4, padding_idx="none"),
+    "betas must be at least 0 and less than 1, not 1": lambda: mt.Adam(mt.Embedding(4), betas=(0.9, 1)),
     "std must be a number of at least 0, not -1": lambda: mt.Embedding(4, std=-1),
     "there is no fixed number of rows": lambda: mt.Embedding(4).num_embeddings,
     "it can't be copied or pickled": lambda: pickle.dumps(mt.Embedding(4)),
