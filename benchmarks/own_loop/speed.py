@@ -122,9 +122,8 @@ def empty(options: argparse.Namespace) -> None:
         "plain": Plain,
     }
     times = take_turns(factories, options.cores, ROUND, options.rounds)
-    print(
-        f"{machine()}\none table, {KEYS:,} keys of {FLOATS} floats, {options.cores} cores, {options.in_flight} in flight"
-    )
+    table = f"one table, {KEYS:,} keys of {FLOATS} floats"
+    print(f"{machine()}\n{table}, {options.cores} cores, {options.in_flight} in flight")
     print(f"  {'':<10}{'us a batch':>12}{'CPU us':>9}{'above rows':>12}")
     for name, mine in times.items():
         cpu = sorted(mine.cpu_seconds)[len(mine.cpu_seconds) // 2]

@@ -12,8 +12,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from marius_oac.errors import InputError, shown
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY, is_shared
 
-KeySource = str | Callable[[Any], Any]
-"""Which part of a batch has a table's keys: the name of a field, or a function of the batch."""
+KeySource = str | int | Callable[[Any], Any]
+"""Which part of a batch has a table's keys: the name or place of a field, or a function of the batch."""
 
 
 def key_tensors(source: KeySource, batch: Any, where: str) -> list[torch.Tensor]:

@@ -24,14 +24,16 @@ class Position:
     """Where a pass over a loader is.
 
     Attributes:
-        done: batches of the pass that were trained.
+        drawn: batches of the pass that came before `drawing` and `loader`; all were trained.
+        trained: batches after these that were trained.
         finished: whether there are no others.
         begin: states of the generators when the pass began.
-        drawing: those under which the loader draws the next batch.
-        loader: the loader's own state before the next batch; None: it says of none.
+        drawing: those under which the loader draws the batch number `drawn`.
+        loader: the loader's own state before that batch; None: it has none.
     """
 
-    done: int
+    drawn: int
+    trained: int
     finished: bool
     begin: States
     drawing: States
@@ -40,7 +42,8 @@ class Position:
     def to_save(self) -> dict[str, Any]:
         """As plain data and arrays."""
         generators = {"begin": to_save(self.begin), "drawing": to_save(self.drawing)}
-        return {"done": self.done, "finished": self.finished, "loader": self.loader, **generators}
+        counts = {"drawn": self.drawn, "trained": self.trained, "finished": self.finished}
+        return {**counts, "loader": self.loader, **generators}
 
     @classmethod
     def from_saved(cls, saved: dict[str, Any]) -> Position:
@@ -61,51 +64,59 @@ class Pass:
     def __init__(self, loader: Iterable[Any], resumed: Position | None = None):
         self._loader = loader
         self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        self._finished = resumed is not None and resumed.finished
-        self._before: dict[int, tuple[Any, States]] = {}
+        self._starts: dict[int, tuple[Any, States]] = {}  # the loader's state and generators before some batches
+        self._error: Exception | None = None
+        self.finished = resumed is not None and resumed.finished
+        self.drawn, self._generators = 0, LoaderGenerators()
         if resumed is None:
-            self._begin, self.drawn, self._generators = states(), 0, LoaderGenerators()
+            self._begin = states()
             self._iterator = iter(loader)
-        elif resumed.finished:
-            self._begin, self.drawn, self._generators = resumed.begin, resumed.done, LoaderGenerators()
-        else:
-            self._begin, self.drawn = resumed.begin, resumed.done
-            with unchanged():
+            return
+        self._begin = resumed.begin
+        with unchanged():
+            if not self.finished:
                 self._go_on(loader, resumed)
+        self.drawn = resumed.drawn + resumed.trained
 
     def _go_on(self, loader: Any, resumed: Position) -> None:
+        trained = resumed.drawn + resumed.trained
         if self._stateful and resumed.loader is not None:
             loader.load_state_dict(copy.deepcopy(resumed.loader))
             self._iterator = iter(loader)
-            self._generators = LoaderGenerators(resumed.drawing, first=not resumed.done)
-            return
-        set_states(self._begin)
-        self._iterator, self._generators = iter(loader), LoaderGenerators()
-        for number in range(resumed.done):
-            with self._generators.active():
-                if next(self._iterator, self) is self:
-                    raise InputError(f"the loader has {number} batches, but {resumed.done} of the pass were trained "
-                                     "before the checkpoint", "Engine.batches")  # fmt: skip
-        if not resumed.done:
+            self._generators = LoaderGenerators(resumed.drawing, first=not resumed.drawn)
+            self.drawn = resumed.drawn
+        else:
+            set_states(self._begin)
+            self._iterator = iter(loader)
             self._generators = LoaderGenerators(states())
+        while self.drawn < trained:
+            if not self.draw(trained - self.drawn):
+                raise InputError(f"the loader has {self.drawn} batches, but {trained} of the pass were trained before "
+                                 "the checkpoint", "Engine.batches")  # fmt: skip
 
-    def draw(self) -> Any:
-        """The next batch. Raises what the loader raises: StopIteration at its end."""
-        if self._finished:
-            raise StopIteration
-        before = self._now()
-        try:
-            with self._generators.active():
-                batch = next(self._iterator)
-        except StopIteration:
-            self._finished = True
-            raise
-        except Exception:
-            self._stateful = False  # what it would say of itself now is worth nothing
-            raise
-        self._before[self.drawn] = before
-        self.drawn += 1
-        return batch
+    def draw(self, count: int) -> list[Any]:
+        """The next batches, `count` or fewer; the first one of a pass alone. None are left: the pass is `finished`.
+
+        Raises:
+            Exception: what the loader raised; batches before that are given before.
+        """
+        if self._error is not None:
+            raise self._error
+        batches: list[Any] = []
+        if not self.finished:
+            self._starts[self.drawn] = self._now()
+            try:
+                with self._generators.active():
+                    while len(batches) < (count if self.drawn else 1):
+                        batches.append(next(self._iterator))
+            except StopIteration:
+                self.finished = True
+            except Exception as error:
+                if not batches:
+                    raise
+                self._error = error
+        self.drawn += len(batches)
+        return batches
 
     def _now(self) -> tuple[Any, States]:
         loader = copy.deepcopy(self._loader.state_dict()) if self._stateful else None  # type: ignore[attr-defined]
@@ -113,9 +124,15 @@ class Pass:
 
     def done(self, count: int) -> None:
         """Says that the first `count` batches are trained."""
-        self._before.pop(count - 1, None)
+        last = self._start_before(count)
+        for start in [start for start in self._starts if start < last]:
+            del self._starts[start]
+
+    def _start_before(self, count: int) -> int:
+        return max(start for start in self._starts if start <= count)
 
     def position(self, count: int) -> Position:
         """Where the pass is when its first `count` batches are trained, and no others."""
-        loader, drawing = self._before[count] if count < self.drawn else self._now()
-        return Position(count, self._finished and count == self.drawn, self._begin, drawing, loader)
+        start = self._start_before(count) if self._starts else count
+        loader, drawing = self._starts.get(start) or self._now()
+        return Position(start, count - start, self.finished and count == self.drawn, self._begin, drawing, loader)

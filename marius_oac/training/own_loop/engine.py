@@ -33,7 +33,8 @@ class Engine(Closable):
 
     Args:
         model: with modules of `Embedding` and `EmbeddingBag` in it.
-        keys: for each of these modules, which part of a batch has its keys.
+        keys: for each of these modules, which part of a batch has its keys: the name or place of a field, or a
+            function of the batch.
         optimizers: those of the loop; each module is in a group of one that is of this package.
         stateful: what else a checkpoint holds: anything with `state_dict` and `load_state_dict`, such as schedulers.
         in_flight: batches between the reading of their rows and the end of their writing. Results don't depend on it.
@@ -243,8 +244,8 @@ def _check_keys(names: Mapping[Keyed, str], keys: Mapping[Keyed, KeySource]) -> 
     for module, name in names.items():
         if module not in keys:
             raise InputError(f"no keys are named for {name!r}", "Engine: keys")
-        if not (callable(keys[module]) or isinstance(keys[module], str)):
-            raise InputError(f"a field's name or a function of the batch, not {shown(keys[module])}",
+        if not (callable(keys[module]) or isinstance(keys[module], str | int)):
+            raise InputError(f"a field's name or place, or a function of the batch, not {shown(keys[module])}",
                              f"Engine: keys of {name!r}")  # fmt: skip
         if module.engine is not None:
             raise InputError(f"{name!r} is served by another engine: close that first", "Engine")

@@ -28,7 +28,8 @@ from marius_oac.training.own_loop.planner import Fed, LoopPlanner
 from marius_oac.training.own_loop.tables import Table
 
 AHEAD = 2
-"""Batches that the loader is ahead, beside those in flight."""
+"""Batches that the loader is ahead at least, beside those in flight. At most it is as many more as are in flight: the
+change between the user's generators and the loader's takes longer than much else, so some batches are drawn at once."""
 _NO_LAST = 1 << 40
 
 Keys = Callable[[int, Any], Fed]
@@ -57,7 +58,7 @@ class Loop:
         self._pass = Pass(loader, resumed)
         self._done_before = self._pass.drawn
         self._at_hand: OpenBatch | None = None
-        self._feed: Channel[Fed] = Channel("feed", self._in_flight + AHEAD)
+        self._feed: Channel[Fed] = Channel("feed", 2 * self._in_flight + AHEAD)
         self._hand_over: HandOver[OpenBatch] = HandOver()
         self._next, self.handed_back, self._written = first, 0, 0
         self._changed, self._ended, self._closed = threading.Condition(), False, False
@@ -152,25 +153,17 @@ class Loop:
         given = self._first + self.handed_back
         while not self._closed and self._next < given + self._in_flight + AHEAD:
             try:
-                batch = self._pass.draw()
-            except StopIteration:
-                self._close_feed()
-                return
-            except Exception as error:  # its turn comes after the batches before it
-                self._end_with(error)
-                return
-            try:
-                self._feed.put(self._fed(self._next, batch))
+                batches = self._pass.draw(given + 2 * self._in_flight + AHEAD - self._next)
+                if not batches:
+                    self._close_feed()
+                for batch in batches:
+                    self._feed.put(self._fed(self._next, batch))
+                    self._next += 1
             except Closed:  # the pipeline has failed, and says why when it is joined
                 return
-            except Exception as error:
-                self._end_with(error)
-                return
-            self._next += 1
-
-    def _end_with(self, error: Exception) -> None:
-        self._error = error
-        self._close_feed()
+            except Exception as error:  # its turn comes after the batches before it
+                self._error = error
+                self._close_feed()
 
     def _close_feed(self) -> None:
         self._closed = True

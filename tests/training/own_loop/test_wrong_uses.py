@@ -133,7 +133,9 @@ WRONG = {
     "in_flight must be a number from 1 to 1024, not 0": lambda: engine(in_flight=0),
     "no keys are named for '0'": lambda: engine(keys={}),
     "is not in the model": lambda: engine(keys={mt.Embedding(4): "item"}),
-    "a field's name or a function of the batch, not 3": lambda: engine(items=(it := mt.Embedding(4)), keys={it: 3}),
+    "a field's name or place, or a function of the batch, not 3.5": lambda: engine(
+        items=(it := mt.Embedding(4)), keys={it: 3.5}
+    ),
     "'0' is in no row optimizer": lambda: engine(optimizers=[]),
     "is served by another engine": two_engines,
     "the engine is closed": closed,
