@@ -69,33 +69,39 @@ class Engine(Closable):
         for module, table in zip(self._modules, self._tables, strict=True):
             module.table, module.engine = table, self
 
-    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def batches(self, loader: Iterable[Any], accumulate: int = 1) -> Iterator[Any]:
         """The batches of `loader`, each with its rows in the modules. Asking for the next one hands the last one back.
 
+        Args:
+            accumulate: so many batches have their rows together, and are handed back together: `step` once for all.
+
         Raises:
-            InputError: the engine is of no more use, or a batch has no such keys.
+            InputError: `accumulate` is no such number, the engine is of no more use, or a batch has no such keys.
             DivergedError: rows are NaN, infinite or too large.
         """
         self._check_usable()
         self._end_loop()
         self._check_usable()
-        return self._iterate(loader)
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+            raise InputError(f"accumulate must be a number of at least 1, not {shown(accumulate)}", "Engine.batches")
+        return self._iterate(loader, accumulate)
 
-    def _iterate(self, loader: Iterable[Any]) -> Generator[Any, None, None]:
+    def _iterate(self, loader: Iterable[Any], accumulate: int) -> Generator[Any, None, None]:
         self._end_loop()  # another one may have begun since `batches` was called
         self._check_usable()
         resumed, self._resumed, self._position = self._resumed, None, None
-        self._loop = loop = Loop(self._tables, self._config, self._next, self._fed, loader, resumed)
+        self._loop = loop = Loop(self._tables, self._config, self._next, self._fed, loader, accumulate, resumed)
         end_at_exit(loop)
         try:
             loop.start()
             for opened in loop.batches():
                 self._place(opened)
-                yield opened.fed.batch
-                if self._loop is not loop:
-                    raise InputError(
-                        "this loop was ended by another one, or because the engine was closed", "Engine.batches"
-                    )
+                for batch in opened.fed.batches:
+                    yield batch
+                    if self._loop is not loop:
+                        raise InputError(
+                            "this loop was ended by another one, or because the engine was closed", "Engine.batches"
+                        )
                 self._displace()
         finally:
             if self._loop is loop:
@@ -119,17 +125,17 @@ class Engine(Closable):
         for optimizer in self._optimizers:
             optimizer.place()
 
-    def _fed(self, number: int, batch: Any) -> Fed:
+    def _fed(self, number: int, until: int, batches: Sequence[Any]) -> Fed:
         tensors: list[list[torch.Tensor]] = []
         keys = []
         for table, source in zip(self._tables, self._sources, strict=True):
             where = f"batch {number}, table {table.name!r}"
-            found = key_tensors(source, batch, where)
+            found = [each for batch in batches for each in key_tensors(source, batch, where)]
             tensors.append(found)
             keys.append(key_numbers(found, where))
         for module, found in zip(self._modules, tensors, strict=True):
             module.announced.add(found, number)
-        return Fed(number, batch, keys, tensors)
+        return Fed(number, until, batches, keys, tensors)
 
     def _end_loop(self) -> None:
         """Drains the loop that is under way, if there is one; keeps its error."""

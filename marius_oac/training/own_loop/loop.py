@@ -32,8 +32,8 @@ AHEAD = 2
 change between the user's generators and the loader's takes longer than much else, so some batches are drawn at once."""
 _NO_LAST = 1 << 40
 
-Keys = Callable[[int, Any], Fed]
-"""A batch of the loader with its keys, by its number."""
+Keys = Callable[[int, int, Sequence[Any]], Fed]
+"""Batches of the loader with their keys; by number, and by how many of the pass there are up to the last of them."""
 
 
 class Loop:
@@ -43,20 +43,22 @@ class Loop:
         tables: that it trains.
         config: mode and batches in flight.
         first: number of the first batch.
-        fed: finds the keys of a batch; its errors are raised when the batch's turn comes.
+        fed: finds the keys of some batches; its errors are raised when the first one's turn comes.
+        accumulate: batches of the loader that are one of the pipeline, whose rows are handed back together.
         resumed: where the pass over the loader begins, if not at its first batch.
 
     Attributes:
-        handed_back: how many batches the user has handed back.
+        handed_back: how many batches of the pipeline the user has handed back.
     """
 
     def __init__(
         self, tables: Sequence[Table], config: PipelineConfig, first: int, fed: Keys, loader: Iterable[Any],
-        resumed: Position | None = None,
+        accumulate: int = 1, resumed: Position | None = None,
     ):  # fmt: skip
         self._fed, self._in_flight, self._first, self._pid = fed, config.room, first, os.getpid()
         self._pass = Pass(loader, resumed)
-        self._done_before = self._pass.drawn
+        self._accumulate, self._drawn = accumulate, []  # type: int, list[Any]
+        self._fed_until = self._trained = self._pass.drawn  # batches of the pass
         self._at_hand: OpenBatch | None = None
         self._feed: Channel[Fed] = Channel("feed", 2 * self._in_flight + AHEAD)
         self._hand_over: HandOver[OpenBatch] = HandOver()
@@ -83,7 +85,7 @@ class Loop:
 
     def position(self) -> Position:
         """Where the pass over the loader is after the batches that were handed back."""
-        return self._pass.position(self._done_before + self.handed_back)
+        return self._pass.position(self._trained)
 
     def start(self) -> None:
         """Starts the pipeline's threads."""
@@ -141,29 +143,38 @@ class Loop:
             for rows in batch.rows:
                 rows.close()
             self._count(batch)
-            self._pass.done(self._done_before + self.handed_back)
+            self._pass.done(self._trained)
             self._hand_over.give_back()
             self._at_hand = None
 
     def _count(self, batch: OpenBatch) -> None:
-        self.handed_back = batch.fed.batch_index + 1 - self._first  # right also where Ctrl-C has it called twice
+        # Right also where Ctrl-C has it called twice.
+        self.handed_back, self._trained = batch.fed.batch_index + 1 - self._first, batch.fed.until
 
     def _draw(self) -> None:
         """Draws batches until the loader is far enough ahead, or at its end."""
         given = self._first + self.handed_back
         while not self._closed and self._next < given + self._in_flight + AHEAD:
             try:
-                batches = self._pass.draw(given + 2 * self._in_flight + AHEAD - self._next)
-                if not batches:
-                    self._close_feed()
-                for batch in batches:
-                    self._feed.put(self._fed(self._next, batch))
-                    self._next += 1
+                batches = self._pass.draw(self._accumulate * (given + 2 * self._in_flight + AHEAD - self._next))
+            except Exception as error:  # its turn comes after the batches before it
+                batches, self._error = [], error
+            self._drawn += batches
+            try:
+                while len(self._drawn) >= self._accumulate or (self._drawn and not batches):
+                    self._feed_unit()
             except Closed:  # the pipeline has failed, and says why when it is joined
                 return
-            except Exception as error:  # its turn comes after the batches before it
-                self._error = error
+            except Exception as error:
+                batches, self._error = [], error
+            if not batches:
                 self._close_feed()
+
+    def _feed_unit(self) -> None:
+        unit, self._drawn = self._drawn[: self._accumulate], self._drawn[self._accumulate :]
+        self._feed.put(self._fed(self._next, self._fed_until + len(unit), unit))
+        self._fed_until += len(unit)
+        self._next += 1
 
     def _close_feed(self) -> None:
         self._closed = True

@@ -18,17 +18,19 @@ _FIRST_ROWS = 256  # that a buffer has room for; it grows
 
 @dataclass(frozen=True, eq=False)
 class Fed:
-    """A batch of the user's loader.
+    """A batch of the pipeline.
 
     Attributes:
         batch_index: its number.
-        batch: the user's.
+        until: batches of the pass over the loader up to the last of `batches`.
+        batches: of the user's loader.
         keys: of each table, int64 [n].
         tensors: of each table, those that had these keys.
     """
 
     batch_index: int
-    batch: Any
+    until: int
+    batches: Sequence[Any]
     keys: Sequence[np.ndarray]
     tensors: Sequence[Sequence[Any]]
 
@@ -38,7 +40,7 @@ class LoopBatch(BatchData):
     """What the step needs.
 
     Attributes:
-        fed: the user's batch.
+        fed: the user's batches.
         distinct: of each table its different keys, in the order of their first occurrence.
         local: of each table, int64 [n]: the place of each key among them.
         order: of each table, int64 [m]: the place of each different key's row among the batch's rows.

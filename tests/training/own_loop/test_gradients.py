@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import marius_oac.torch as mt
+from marius_oac.errors import InputError
 from tests.training.own_loop.loops import Loop, key_batches
 
 KEYS = 30
@@ -130,3 +131,63 @@ def test_adam_counts_the_steps_of_each_table_alone():
         for batch in engine.batches(key_batches(2)):
             loop.train(batch)
     assert loop.rows.param_groups[0]["steps"] == [4]
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 50])
+def test_gradients_of_several_batches_add_up_before_a_step(accumulate):
+    pair, batches = Pair(), key_batches(20, keys=KEYS)
+    with pair.engine as engine:
+        for number, batch in enumerate(engine.batches(batches, accumulate=accumulate), 1):
+            for table, optimizer in ((pair.items, pair.rows), (pair.plain, pair.theirs)):
+                pair.loss(batch, table).backward()
+                if number % accumulate == 0 or number == len(batches):
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert torch.allclose(pair.table(), pair.plain.weight.data, rtol=1e-6, atol=1e-6)
+
+
+def test_several_batches_of_one_step_are_saved_and_resumed_together(tmp_path):
+    def run(stopped_at, *, resume=False, in_flight=3):
+        loop = Loop(in_flight=in_flight)
+        with loop.engine as engine:
+            first = 1
+            if resume:
+                engine.load(tmp_path)
+                first = 1 + 3 * (stopped_at // 3)
+                stopped_at = 0
+            for number, batch in enumerate(engine.batches(key_batches(20), accumulate=3), first):
+                loop.items(batch["item"]).pow(2).sum().backward()
+                if number % 3 == 0 or number == 20:
+                    loop.rows.step()
+                    loop.rows.zero_grad()
+                if number == stopped_at:
+                    engine.save(tmp_path)
+                    break
+        return loop.table()
+
+    whole = run(0)
+    for stopped_at in (9, 10):
+        run(stopped_at)
+        assert torch.equal(run(stopped_at, resume=True, in_flight=1), whole)
+
+
+def test_an_error_of_the_loader_comes_after_batches_that_are_not_enough_for_a_step():
+    def loader():
+        yield from key_batches(5)
+        raise OSError("no more")
+
+    loop, seen = Loop(), 0
+    with loop.engine as engine, pytest.raises(OSError, match="no more"):
+        for batch in engine.batches(loader(), accumulate=4):
+            loop.train(batch)
+            seen += 1
+    assert seen == 5
+
+
+def test_accumulate_is_a_number():
+    with (
+        (loop := Loop()).engine as engine,
+        pytest.raises(InputError, match="accumulate must be a number of at least 1"),
+    ):
+        engine.batches([], accumulate=0)
+    assert loop
