@@ -57,12 +57,13 @@ def test_a_batch_that_no_optimizer_has_changed_is_drawn_again(tmp_path):
     assert equal(resumed(tmp_path), whole())
 
 
-def test_a_checkpoint_before_the_first_batch_is_of_the_first_one(tmp_path):
-    training = Training("generator")
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_checkpoint_before_the_first_batch_is_of_the_first_one(tmp_path, loader):
+    training = Training(loader)
     with training.engine as engine:
         next(engine.batches(training.loader()))
         engine.save(tmp_path)
-    assert equal(resumed(tmp_path, "generator"), whole("generator"))
+    assert equal(resumed(tmp_path, loader), whole(loader))
 
 
 def test_a_batch_whose_rows_are_saved_is_handed_back(tmp_path):

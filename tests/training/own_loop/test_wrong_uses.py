@@ -52,6 +52,28 @@ def test_a_wrong_use_in_the_loop_is_told(line):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
+def bag(shape, weights=None, **given):
+    items = mt.EmbeddingBag(4, **given)
+    with mt.Engine(items, {items: 0}, [mt.SGD(items)]) as engine:
+        for (keys,) in engine.batches([[torch.ones(shape, dtype=torch.int64)]]):
+            items(keys, per_sample_weights=None if weights is None else torch.ones(weights))
+
+
+@pytest.mark.parametrize(
+    "given, line",
+    [
+        ({"shape": (2, 3, 1)}, "keys [b, n] come without offsets and keys [n] with them, not [2, 3, 1] without"),
+        ({"shape": (3,)}, "keys [b, n] come without offsets and keys [n] with them, not [3] without"),
+        ({"shape": (2, 3), "weights": (2, 1)}, "per_sample_weights are [2, 1], and keys [2, 3]"),
+        ({"shape": (2, 3), "weights": (2, 3), "mode": "mean"}, "per_sample_weights need mode 'sum'"),
+    ],
+)
+def test_a_wrong_use_of_bags_is_told(given, line):
+    with pytest.raises(InputError) as error:
+        bag(**given)
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "batch, line",
     [
