@@ -2,7 +2,6 @@
 
 import gzip
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ LINES = [f"node{i}\trelation\tnode{i * 7 % 3000}\n" for i in range(40_000)]
 @pytest.fixture
 def free(monkeypatch):
     """Sets the free bytes of every disk."""
-    return lambda size: monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
+    return lambda size: monkeypatch.setattr(shutil, "disk_usage", lambda _: (1 << 50, 0, size))
 
 
 def test_edges_are_counted_or_estimated(tmp_path):
@@ -57,6 +56,12 @@ def test_a_disk_that_is_too_small_ends_it_at_once(tmp_path, free):
         prepare(PrepareRequest(source=str(tmp_path / "g.npy"), out=tmp_path / "deep" / "g"))
     assert [path.name for path in tmp_path.iterdir()] == ["g.npy"]
     free(1_600_000)
+    room.check_room([tmp_path / "g.npy"], tmp_path / "g")
+
+
+def test_what_is_no_disk_is_not_too_small(tmp_path, monkeypatch):
+    np.save(tmp_path / "g.npy", np.zeros((1000, 3), np.int64))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: (0, 0, 0))
     room.check_room([tmp_path / "g.npy"], tmp_path / "g")
 
 

@@ -36,7 +36,9 @@ def check_room(paths: Iterable[Path], out: Path) -> None:
     room = needed(paths)
     while not parent.exists():
         parent = parent.parent
-    free = shutil.disk_usage(parent).free
+    size, _, free = shutil.disk_usage(parent)
+    if not size:  # a file system of no disk, such as /proc, where a folder can't be made
+        return
     if room.least > free:
         raise InputError(f"at least {_size(room.least)} of disk are needed meanwhile, {_size(free)} are free", out)
     if room.likely > min(SAID_BYTES, free):
