@@ -7,7 +7,8 @@ parquet        TABLE.parquet: `name`, `embedding` (a list of floats of fixed siz
 A model of clicks has a file more where the log has numeric columns: `numbers.json`, a list of their names and
 transforms, as in the run's config.yaml. A row's name is `FEATURE=KEY`; the key of a bucket is its number, from 0.
 
-Parquet is written by pyarrow itself: encoding takes most of the time (`benchmarks/disk`).
+Names and numbers are written side by side. Parquet is written by pyarrow itself: encoding takes most of the time
+(`benchmarks/disk`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +27,7 @@ import pyarrow.parquet as pq
 
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import appearing, sync, write_flushed
+from marius_oac.runtime.files.hashing import on_threads
 from marius_oac.runtime.files.streaming import write_files, write_npy_files
 from marius_oac.storage.snapshots import RowArray
 
@@ -55,23 +58,30 @@ def export(
         temporary.mkdir()
         for name, text in texts.items():
             write_flushed(temporary / name, text.encode())
-        for table, values in tables.items():
-            file = f"{table}.parquet" if format == "parquet" else f"{table}.names.parquet"
-            _write_parquet(temporary / file, values, names[table], embeddings=format == "parquet")
-        if format == "npy":
-            blocks = ({table: block} for table, values in tables.items() for block in _blocks(values))
-            about = {table: (values.shape, values.dtype) for table, values in tables.items()}
-            write_npy_files(temporary, about, blocks)
-        if format == "safetensors":
-            _write_safetensors(temporary / "embeddings.safetensors", tables)
+        whole = format == "parquet"
+        ending = "parquet" if whole else "names.parquet"
+        # Numbers first: they take longest.
+        numbers = [partial(_NUMBERS[format], temporary, tables)] if format in _NUMBERS else []
+        rows = [
+            partial(_write_parquet, temporary / f"{table}.{ending}", values, names[table], whole)
+            for table, values in tables.items()
+        ]
+        on_threads(lambda write, go_on: write(go_on), [*numbers, *rows])
 
 
-def _blocks(values: RowArray) -> Iterator[np.ndarray]:
+def _blocks(values: RowArray, go_on: Callable[[], None]) -> Iterator[np.ndarray]:
     for start in range(0, len(values), _ROWS):
+        go_on()
         yield np.ascontiguousarray(values[start : start + _ROWS])
 
 
-def _write_safetensors(path: Path, tables: Mapping[str, RowArray]) -> None:
+def _write_npy(folder: Path, tables: Mapping[str, RowArray], go_on: Callable[[], None]) -> None:
+    about = {table: (values.shape, values.dtype) for table, values in tables.items()}
+    blocks = ({table: block} for table, values in tables.items() for block in _blocks(values, go_on))
+    write_npy_files(folder, about, blocks)
+
+
+def _write_safetensors(folder: Path, tables: Mapping[str, RowArray], go_on: Callable[[], None]) -> None:
     """The format's own library takes whole tensors in memory; its header is a line of JSON (safetensors, README)."""
     header, end = {}, 0
     for table, values in tables.items():
@@ -79,22 +89,28 @@ def _write_safetensors(path: Path, tables: Mapping[str, RowArray]) -> None:
         end += values.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    path = folder / "embeddings.safetensors"
     start = {path: len(text).to_bytes(8, "little") + text}
-    blocks = ({path: block} for values in tables.values() for block in _blocks(values))
+    blocks = ({path: block} for values in tables.values() for block in _blocks(values, go_on))
     write_files([path], chain([start], blocks))
 
 
-def _write_parquet(path: Path, values: RowArray, names: Names, embeddings: bool) -> None:
+_NUMBERS = {"npy": _write_npy, "safetensors": _write_safetensors}
+"""What writes the numbers of all tables into a folder, where names have files of their own."""
+
+
+def _write_parquet(path: Path, values: RowArray, names: Names, embeddings: bool, go_on: Callable[[], None]) -> None:
     width = values.shape[1]
     fields = [pa.field("name", pa.string())]
     if embeddings:
         fields.append(pa.field("embedding", pa.list_(pa.float32(), width)))
     schema = pa.schema(fields)
     with pq.ParquetWriter(path, schema) as writer:
-        for number, block in enumerate(_blocks(values)):
-            ids = np.arange(number * _ROWS, number * _ROWS + len(block))
-            columns = [pa.array(names(ids), pa.string())]
+        for start in range(0, len(values), _ROWS):
+            go_on()
+            columns = [pa.array(names(np.arange(start, min(start + _ROWS, len(values)))), pa.string())]
             if embeddings:
+                block = np.ascontiguousarray(values[start : start + _ROWS])
                 columns.append(pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), width))
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     sync(path)

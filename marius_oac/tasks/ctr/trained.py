@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.logs.files import LogFile, scan_files
@@ -161,14 +163,16 @@ def key_names(config: CtrConfig, checkpoint: Checkpoint) -> dict[str, Names]:
         if rows and numbers.max() >= len(vocabularies):
             raise CheckpointError(f"table {table!r} has keys of a vocabulary {numbers.max()}", checkpoint.path)
 
-        def names(rows: np.ndarray) -> list[str]:
-            return [
-                f"{vocabularies[numbers[row]]}={np.uint64(keys[row]):016x}"
-                if checks[row]
-                else f"{vocabularies[numbers[row]]}={keys[row]}"
-                for row in rows
-            ]
-
-        return names
+        return lambda rows: _key_names(vocabularies, numbers[rows], keys[rows], checks[rows])
 
     return {table: of_table(table) for table in checkpoint.tables()}
+
+
+def _key_names(vocabularies: Sequence[str], numbers: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> list[str]:
+    """Names of keys, int64 [n], with the numbers of their vocabularies and the checks of their texts, 0: a number."""
+    shown, texts = pa.array(np.asarray(keys)).cast(pa.string()), np.asarray(checks) != 0
+    if texts.any():
+        digits = np.frombuffer(keys.astype(">i8").tobytes().hex().encode(), "S16")
+        shown = pc.if_else(pa.array(texts), pa.array(digits).cast(pa.string()), shown)
+    named = pa.array(vocabularies, pa.string()).take(pa.array(np.asarray(numbers)))
+    return pc.binary_join_element_wise(named, shown, "=").to_pylist()

@@ -1,0 +1,24 @@
+"""Names of a click model's rows against a loop over Python's integers."""
+
+import numpy as np
+import pytest
+
+from marius_oac.tasks.ctr.trained import _key_names
+
+VOCABULARIES = ["user", "itém", "x=y"]
+EDGES = [0, -1, 1, -(2**63), 2**63 - 1, 10, 255]
+
+
+def naive(number, key, check):
+    return f"{VOCABULARIES[number]}={key % 2**64:016x}" if check else f"{VOCABULARIES[number]}={key}"
+
+
+@pytest.mark.parametrize("texts", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("count", [0, 1, 200])
+def test_names_are_vocabulary_and_key(count, texts):
+    rng = np.random.default_rng(count)
+    keys = np.concatenate([EDGES, rng.integers(-(2**63), 2**63 - 1, 200)])[:count]
+    numbers = rng.integers(0, 3, count).astype(np.uint16)
+    checks = np.where(rng.random(count) < texts, 2**32 - 1, 0).astype(np.uint32)
+    expected = [naive(*row) for row in zip(numbers.tolist(), keys.tolist(), checks.tolist(), strict=True)]
+    assert _key_names(VOCABULARIES, numbers, keys, checks) == expected
