@@ -97,11 +97,11 @@ CASES = [
          "/dev/stdout", "its suffix says what is written"),
     # Limits.
     limited("limit-file-size-prepare", "-f 1", "prepare g.tsv --out g", "g",
-            "can't be written: IO Error: Could not write file", files={"g.tsv": EDGES * 999}),
+            "can't be written: File too large", files={"g.tsv": EDGES * 999}),
     limited("limit-file-size-train", "-f 4", "train c.yaml --out r", "r/checkpoints/0000000025",
             "can't be written: File too large", made=RUN, notes=None),
     limited("limit-file-size-export", "-f 1", "export $run --out e", "e",
-            "can't be written: Error writing bytes to file", files={}),
+            "can't be written: File too large", files={}),
     limited("limit-memory-clicks", "-v 6000000", "train c.yaml --out r", "",
             "there is no address space for", files=CLICKS, notes=None, made=RUN),
     limited("limit-memory-libraries", "-v 700000", "predict $run --head 1 --relation 0", "",

@@ -34,13 +34,16 @@ def query_errors(where: object, hint: str) -> Iterator[None]:
         if disk_full(error):
             raise InputError(f"the disk is full; {hint}", where) from error
         if _of_the_disk(error):
-            raise InputError(f"can't be written: {str(error).splitlines()[0]}; {hint}", where) from error
+            what = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+            raise InputError(f"can't be written: {what}; {hint}", where) from error
         raise
 
 
 def _of_the_disk(error: BaseException) -> bool:
-    """Whether DuckDB says that one of its files can't be read, written or flushed. Our queries raise
-    TransactionException for no other reason."""
+    """Whether a file can't be written, or DuckDB says that one of its files can't be read, written or flushed. Our
+    queries raise TransactionException for no other reason."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.EFBIG, errno.EIO)
     if "duckdb" not in sys.modules:
         return False
     import duckdb
