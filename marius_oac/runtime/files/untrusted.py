@@ -156,7 +156,7 @@ def parse_json(
             parse_float=float if nan else _finite,
             parse_constant=float if nan else _finite,
         )
-        _check(tree)
+        check_tree(tree)
     except UnicodeDecodeError:
         raise error("is damaged: it is not UTF-8 text", where) from None
     except RecursionError:
@@ -220,8 +220,9 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check(tree: Any) -> None:
-    """Refuses what is too deep, and texts with half a surrogate pair, which can be neither written nor printed."""
+def check_tree(tree: Any) -> None:
+    """Raises ValueError for what is too deep to be read again, and for texts with half a surrogate pair, which can be
+    neither written nor printed."""
     waiting = [(tree, 1)]
     while waiting:
         here, depth = waiting.pop()

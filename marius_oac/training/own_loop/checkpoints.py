@@ -7,6 +7,7 @@ plain data in the manifest and tensors beside it. Nothing is pickled.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from marius_oac.errors import CheckpointError, DivergedError, InputError, shown
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runtime.files.untrusted import MOST_BYTES, check_tree
 from marius_oac.training.own_loop import generators
 from marius_oac.training.own_loop.drawing import Position
 from marius_oac.training.own_loop.plain import from_plain, to_plain
@@ -55,7 +57,7 @@ def save(folder: Path, parts: Parts, moment: Moment, keep: int) -> None:
 
     Raises:
         DivergedError: a parameter is not finite.
-        InputError: a state can't be saved, or the folder can't be written.
+        InputError: a state can't be saved, or the folder can't be written, or holds checkpoints of something else.
     """
     for name, parameter in parts.model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
@@ -70,16 +72,38 @@ def save(folder: Path, parts: Parts, moment: Moment, keep: int) -> None:
     tensors: dict[str, torch.Tensor] = {}
     tree = {name: to_plain(value, name, tensors) for name, value in state.items()}
     about = {table.store.name: _about(table) for table in parts.tables}
+    extra = {"loop": {"next_batch": moment.next_batch, "tables": about, "optimizers": _kinds(parts), "state": tree}}
+    _check_readable(extra)
     checkpoints = Checkpoints(folder)
+    _check_own(checkpoints, about)
     checkpoints.clean()
     before = [int(name) + 1 for name in checkpoints.names()]
     with ExitStack() as stack:
         for table in parts.tables:
             stack.enter_context(table.at_rest())
         keys = {f"{table.store.name}.{name}": each for table in parts.tables for name, each in table.keys().items()}
-        extra = {"loop": {"next_batch": moment.next_batch, "tables": about, "optimizers": _kinds(parts), "state": tree}}
         sequence = max([moment.next_batch, *before])  # two of one batch have two names
         checkpoints.save(sequence, [table.store for table in parts.tables], tensors, extra, keep, keys)
+
+
+def _check_readable(extra: Mapping[str, Any]) -> None:
+    """Raises InputError for what a manifest can't hold: `load` would refuse it."""
+    try:
+        check_tree({"extra": extra})
+    except ValueError as error:
+        raise InputError(f"a state can't be saved: {error}", "Engine.save") from None
+    size = len(json.dumps(extra))
+    if size > MOST_BYTES // 2:
+        raise InputError(f"a state can't be saved: {size >> 20} MiB are no tensors or arrays; make them such",
+                         "Engine.save")  # fmt: skip
+
+
+def _check_own(checkpoints: Checkpoints, about: Mapping[str, Any]) -> None:
+    """Raises InputError if the folder holds checkpoints of something else, which would be removed as the oldest."""
+    for name in checkpoints.names()[-1:]:
+        loop = checkpoints.open(name, verify=False).extra.get("loop")
+        if not isinstance(loop, dict) or loop.get("tables") != about:
+            raise InputError("holds checkpoints of something else: name another folder", checkpoints.folder)
 
 
 def load(folder: Path, parts: Parts) -> Moment | None:

@@ -21,6 +21,7 @@ _MAPPINGS: Mapping[str, Callable[[Any], Any]] = {
 _LISTS: Mapping[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple, "set": set}
 _AS_THEY_ARE = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
 _SCALARS = (bool, int, str, type(None))
+_INT64 = 1 << 63  # beyond, JSON's readers differ
 
 
 def to_plain(state: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Any:
@@ -34,6 +35,8 @@ def to_plain(state: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) 
         return _tensor(state.detach(), name, tensors, "tensor")
     if isinstance(state, np.ndarray) and state.dtype.kind in "biuf":
         return _tensor(torch.from_numpy(np.array(state)), name, tensors, "array")
+    if type(state) is int and not -_INT64 <= state < _INT64:
+        return {"integer": hex(state)}
     if type(state) in _SCALARS:
         return {"is": state}
     if isinstance(state, float | np.floating):
@@ -77,6 +80,8 @@ def from_plain(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         ((kind, value),) = tree.items()
         if kind == "is" and type(value) in _SCALARS:
             return value
+        if kind == "integer":
+            return int(value, 16)
         if kind == "float":
             return float.fromhex(value)
         if kind == "tensor":

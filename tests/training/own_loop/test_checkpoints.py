@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+import marius_oac
 import marius_oac.torch as mt
 from marius_oac.errors import CheckpointError, DivergedError, InputError
+from marius_oac.training.own_loop import checkpoints
+from tests.graphs import tiny_config
 from tests.house.test_house import ROOT
 from tests.training.own_loop.resumed import BATCHES, LOADERS, Training, equal
 
@@ -180,9 +183,45 @@ def test_what_cannot_be_saved_is_told_and_leaves_no_checkpoint(tmp_path):
         training.losses = [object()]
         with pytest.raises(InputError, match="state 'stateful.1.losses.0'.*can't be saved"):
             engine.save(tmp_path)
+        training.losses = [functools.reduce(lambda inner, _: [inner], range(40), 0)]
+        with pytest.raises(InputError, match="Engine.save: a state can't be saved: it is nested too deeply"):
+            engine.save(tmp_path)
+        training.losses = ["\ud800"]
+        with pytest.raises(InputError, match="Engine.save: a state can't be saved: .* is no Unicode text"):
+            engine.save(tmp_path)
         with pytest.raises(InputError, match="keep must be a number of at least 1, not 0"):
             engine.save(tmp_path, keep=0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_state_as_deep_as_it_may_be_is_loaded_again(tmp_path):
+    training = Training()
+    with training.engine as engine:
+        for depth in range(40):
+            training.losses = [functools.reduce(lambda inner, _: [inner], range(depth), 2**100)]
+            try:
+                engine.save(tmp_path)
+            except InputError:
+                break
+            assert engine.load(tmp_path)
+    assert 5 < depth < 39
+
+
+def test_a_state_too_large_for_a_manifest_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "MOST_BYTES", 100)
+    with other() as engine, pytest.raises(InputError, match="MiB are no tensors or arrays; make them such"):
+        engine.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_of_something_else_are_left_alone(tmp_path, graph):
+    run = marius_oac.train(tiny_config(graph), tmp_path / "run").path / "checkpoints"
+    saved(tmp_path / "loop", 2)
+    for folder in (run, tmp_path / "loop"):
+        before = sorted(each.name for each in folder.iterdir())
+        with other(dimension=5) as engine, pytest.raises(InputError, match="holds checkpoints of something else"):
+            engine.save(folder, keep=1)
+        assert sorted(each.name for each in folder.iterdir()) == before and before
 
 
 def test_a_loader_shorter_than_what_was_trained_is_told(tmp_path):
