@@ -306,7 +306,10 @@ _record = partial(trust.record)
 def test_nothing_is_imported_from_the_folder_that_the_command_is_called_in(tmp_path):
     """`python -m` would take a yaml.py that lies beside a run for the library."""
     root = Path(marius_oac.__file__).parent
+    door = root / "torch.py"  # which is imported as marius_oac.torch alone
+    used = {path.stem for path in (tmp_path, *root.rglob("*.py")) if path != door} - {root.name}
     for name in ("typing", "argparse", "json", "yaml", "numpy", "torch", "pydantic", "dataclasses", "hashlib"):
+        assert name not in used
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w').write({name!r})\n")
     environment = {**os.environ, "PYTHONPATH": str(root.parent)}
     words = [sys.executable, "-m", "marius_oac", "eval", "."]
