@@ -90,7 +90,6 @@ def trained(config, schedule=None, count=1, batches=3):
     if schedule:
         gradient._thread_pool = Scheduled(count, schedule)
         gradient._gradient = np.repeat(gradient._gradient, count, 0)
-        gradient._more = np.repeat(gradient._more, count, 0)
     found = []
     try:
         for number, batch in enumerate(drawn):

@@ -121,9 +121,7 @@ class HandwrittenGradient:
         self._keeps_distances = needs_distances(decoder)
         self._sgemm = blas.sgemm() if multiply is by_numpy else 0
         self._in_lanes = self._sgemm > 0 or self._form.similarity != geometry.INNER
-        lane, width = thread_pool.count, config.model.dimension
-        self._gradient = np.empty((lane, width), np.float32)
-        self._more = np.empty((lane, _BLOCK_CANDIDATES, width), np.float32)
+        self._gradient = np.empty((thread_pool.count, config.model.dimension), np.float32)
 
     def compute(self, rows: np.ndarray, data: EdgeBatch[np.ndarray], rule: RowUpdate, relations: Relations) -> float:
         """Updates `rows`, float32 [n, D + state], and the batch's relations in place. Returns the loss with penalty."""
@@ -203,7 +201,7 @@ class HandwrittenGradient:
             penalties=take("penalties", count, dtype=np.float64),
             relation_penalties=take("relation_penalties", picks.size, dtype=np.float64),
             gradient=self._gradient,
-            more=self._more,
+            more=take("more", len(self._gradient) if len(waves) > 1 else 0, _BLOCK_CANDIDATES, dimension),
         )
 
     def _relations_of(self, data: EdgeBatch[np.ndarray], relations: Relations) -> tuple[np.ndarray, ...]:
