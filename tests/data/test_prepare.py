@@ -371,3 +371,15 @@ def test_progress_in_plain_lines(tmp_path, capsys, monkeypatch, generated):
     prepare(PrepareRequest(source=str(tmp_path / "g.tsv.gz"), out=tmp_path / "g"))
     said = capsys.readouterr().err
     assert "reading g.tsv.gz: 100 edges, done\n" in said and "\r" not in said
+
+
+def test_many_names_in_the_database_keep_their_places(tmp_path, monkeypatch):
+    """So many that the database's threads join them in an order of their own."""
+    monkeypatch.setattr(numbering, "NAMES_BYTES", 0)
+    names = np.random.default_rng(0).permutation(400_000).astype(np.int64)
+    with database.Database(tmp_path) as names_there:
+        found = numbering.Numbering("nodes", tmp_path, names_there)
+        for part in np.split(names, 4):
+            found.add(pa.array(part))
+        found.resolve()
+        assert (np.concatenate([found.ids(part) for part in range(4)]) == names).all()

@@ -1,8 +1,11 @@
 """Names of a click model's rows against a loop over Python's integers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from marius_oac.tasks.ctr import trained
 from marius_oac.tasks.ctr.trained import _key_names
 
 VOCABULARIES = ["user", "itém", "x=y"]
@@ -22,3 +25,15 @@ def test_names_are_vocabulary_and_key(count, texts):
     checks = np.where(rng.random(count) < texts, 2**32 - 1, 0).astype(np.uint32)
     expected = [naive(*row) for row in zip(numbers.tolist(), keys.tolist(), checks.tolist(), strict=True)]
     assert _key_names(VOCABULARIES, numbers, keys, checks) == expected
+
+
+def test_rows_from_anywhere_have_their_own_names(monkeypatch):
+    arrays = {
+        "t.index.keys": np.arange(5),
+        "t.index.vocabularies": np.array([0, 1, 2, 0, 1], np.uint16),
+        "t.index.checks": np.array([0, 7, 0, 7, 0], np.uint32),
+    }
+    checkpoint = SimpleNamespace(arrays=lambda: arrays, array=lambda *_: range(5), tables=lambda: ["t"])
+    monkeypatch.setattr(trained, "vocabulary_names", lambda config: VOCABULARIES)
+    names = trained.key_names(None, checkpoint)["t"]
+    assert names(np.array([4, 1, 2])) == [naive(1, 4, 0), naive(1, 1, 7), naive(2, 2, 0)]

@@ -11,6 +11,7 @@ import pytest
 
 from marius_oac.models.compute import multiply
 from tests.graphs import jitter, real_graph, run_batches, tiny_config, tiny_graph, workers
+from tests.models.asked import are_torchs, counted
 from tests.run_folders import slow
 
 BATCHES = 30
@@ -115,10 +116,10 @@ def test_a_graph_without_relations(tmp_path):
 @pytest.mark.parametrize("least", [0, multiply._LEAST_WORK])
 def test_oac_has_the_bits_of_sync_with_the_products_of_torch(graph, synchronous, monkeypatch, least):
     """Also with oneDNN for products as small as these."""
-    monkeypatch.setattr(multiply, "_LEAST_WORK", least)
+    asked = counted(monkeypatch, least)
     overrides = ("compute.products=torch",)
     expected = run_batches(tiny_config(graph, *overrides, "pipeline.mode=sync"), graph, BATCHES)
-    assert expected.bits[0] != synchronous(("compute.products=numpy",)).bits[0] or least
+    assert are_torchs(asked, least)
     assert synchronous(("compute.products=numpy",)).bits == synchronous(()).bits
     for in_flight, threads in ((4, 1), (4, 3), (1, 2)):
         found = in_mode("oac", graph, overrides, in_flight, 2, f"threads={threads}")

@@ -15,8 +15,9 @@ from marius_oac.runtime.files.untrusted import parse_json
 from marius_oac.training.own_loop.plain import from_plain, to_plain
 
 STATES = [
-    None, True, 3, -(2**63), 2**63 - 1, 2**63, -(2**70), "text", 0.1, math.inf, -math.inf, [1, [2.5, "a"]], (1, (2,)), {}, {"a": {1: [None]}},
-    {(1, "b"): 2}, {1, 2}, OrderedDict(b=1, a=2), Counter({4: 2}), defaultdict(dict, {3: {"step": 1}}),
+    None, True, 3, -(2**63), 2**63 - 1, 2**63, -(2**70), "text", 0.1, math.inf, -math.inf, [1, [2.5, "a"]], (1, (2,)),
+    {}, {"a": {1: [None]}}, {(1, "b"): 2}, {1, 2}, OrderedDict(b=1, a=2), Counter({4: 2}),
+    defaultdict(dict, {3: {"step": 1}}),
 ]  # fmt: skip
 TENSORS = [
     torch.arange(6.0).reshape(2, 3).t(), torch.tensor(3.0), torch.tensor([True]), torch.zeros(0, 4),
@@ -63,7 +64,8 @@ def test_other_things_are_refused(state):
 
 
 @pytest.mark.parametrize(
-    "tree", [3, {}, {"is": [1]}, {"is": 1, "float": "0x1"}, {"float": "x"}, {"integer": "0xg"}, {"integer": 3}, {"tensor": "none"}, {"dict": [1]},
+    "tree", [3, {}, {"is": [1]}, {"is": 1, "float": "0x1"}, {"float": "x"}, {"tensor": "none"}, {"dict": [1]},
+             {"integer": "0xg"}, {"integer": 3},
              {"spell": 1}, {"list": 3}, {"dict": [[{"list": []}, {"is": 1}]]},
              {"tensor's bytes": ["it", "float32", [7]]}, {"tensor's bytes": ["it", "load", [7]]}]
 )  # fmt: skip
