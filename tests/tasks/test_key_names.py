@@ -36,4 +36,4 @@ def test_rows_from_anywhere_have_their_own_names(monkeypatch):
     checkpoint = SimpleNamespace(arrays=lambda: arrays, array=lambda *_: range(5), tables=lambda: ["t"])
     monkeypatch.setattr(trained, "vocabulary_names", lambda config: VOCABULARIES)
     names = trained.key_names(None, checkpoint)["t"]
-    assert names(np.array([4, 1, 2])) == [naive(1, 4, 0), naive(1, 1, 7), naive(2, 2, 0)]
+    assert names(np.array([3, 0, 1])) == [naive(0, 3, 7), naive(0, 0, 0), naive(1, 1, 7)]
