@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,15 @@ from torch import nn
 from marius_oac.config.sections import PipelineConfig, WorkersConfig
 from marius_oac.errors import DivergedError, InputError, shown
 from marius_oac.runtime.closing import Closable
-from marius_oac.training.own_loop.announced import KeySource, key_numbers, key_tensors
+from marius_oac.training.own_loop.announced import key_numbers
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful, load, save
 from marius_oac.training.own_loop.drawing import Position
 from marius_oac.training.own_loop.exits import end_at_exit
+from marius_oac.training.own_loop.feeding import Keys, feedings
 from marius_oac.training.own_loop.loop import Loop
-from marius_oac.training.own_loop.modules import Keyed
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
 from marius_oac.training.own_loop.pipeline import OpenBatch
 from marius_oac.training.own_loop.planner import Fed
-from marius_oac.training.own_loop.tables import Table
 
 _MODES = ("oac", "sync")
 _ONE = WorkersConfig(plan=1, read=1, upload=1, download=1, write=1)
@@ -33,8 +32,8 @@ class Engine(Closable):
 
     Args:
         model: with modules of `Embedding` and `EmbeddingBag` in it.
-        keys: for each of these modules, which part of a batch has its keys: the name or place of a field, or a
-            function of the batch.
+        keys: for each of these modules, or for its name in the model, which part of a batch has its keys: the name or
+            place of a field, or a function of the batch.
         optimizers: those of the loop; each module is in a group of one that is of this package.
         stateful: what else a checkpoint holds: anything with `state_dict` and `load_state_dict`, such as schedulers.
         in_flight: batches between the reading of their rows and the end of their writing. Results don't depend on it.
@@ -45,7 +44,7 @@ class Engine(Closable):
     """
 
     def __init__(
-        self, model: nn.Module, keys: Mapping[Keyed, KeySource], optimizers: Sequence[torch.optim.Optimizer],
+        self, model: nn.Module, keys: Keys, optimizers: Sequence[torch.optim.Optimizer],
         stateful: Sequence[Any] = (), in_flight: int = 8, mode: str = "oac",
     ):  # fmt: skip
         if mode not in _MODES:
@@ -53,12 +52,10 @@ class Engine(Closable):
         if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 1 <= in_flight <= 1024:
             raise InputError(f"in_flight must be a number from 1 to 1024, not {shown(in_flight)}", "Engine")
         self._config = PipelineConfig(mode=mode, in_flight=in_flight, workers=_ONE)
-        names = {module: name or "table" for name, module in model.named_modules() if isinstance(module, Keyed)}
-        _check_keys(names, keys)
         check_stateful(stateful)
         self._optimizers = [each for each in optimizers if isinstance(each, RowsOptimizer)]
-        self._modules, self._sources = list(names), [keys[module] for module in names]
-        self._tables = _tables(names, self._optimizers)
+        self._feedings = feedings(model, keys, self._optimizers)
+        self._served, self._tables = zip(*((each.served, each.table) for each in self._feedings), strict=True)
         self._parts = Parts(self._tables, model, list(optimizers), list(stateful))
         self._loop: Loop | None = None
         self._position: Position | None = None  # of a pass that is not at its end
@@ -66,8 +63,8 @@ class Engine(Closable):
         self._failed: BaseException | None = None
         self._closed = False
         self._next = max(table.next_timestamp for table in self._tables)
-        for module, table in zip(self._modules, self._tables, strict=True):
-            module.table, module.engine = table, self
+        for served, table in zip(self._served, self._tables, strict=True):
+            served.table, served.engine, served.first_rows = table, self, None
 
     def batches(self, loader: Iterable[Any], accumulate: int = 1) -> Iterator[Any]:
         """The batches of `loader`, each with its rows in the modules. Asking for the next one hands the last one back.
@@ -111,30 +108,29 @@ class Engine(Closable):
 
     def _place(self, opened: OpenBatch) -> None:
         """Makes modules and optimizers have the batch's rows."""
-        for module, rows, tensors in zip(self._modules, opened.rows, opened.fed.tensors, strict=True):
-            module.announced.forget_before(tensors, opened.fed.batch_index)
-            module.rows = rows
+        for served, rows, tensors in zip(self._served, opened.rows, opened.fed.tensors, strict=True):
+            served.announced.forget_before(tensors, opened.fed.batch_index)
+            served.rows = rows
         for optimizer in self._optimizers:
             optimizer.place()
 
     def _displace(self) -> None:
-        for module in self._modules:
-            if module.rows is not None:
-                module.rows.close()
-                module.rows = None
+        for served in self._served:
+            if served.rows is not None:
+                served.rows.close()
+                served.rows = None
         for optimizer in self._optimizers:
             optimizer.place()
 
     def _fed(self, number: int, until: int, batches: Sequence[Any]) -> Fed:
         tensors: list[list[torch.Tensor]] = []
         keys = []
-        for table, source in zip(self._tables, self._sources, strict=True):
-            where = f"batch {number}, table {table.name!r}"
-            found = [each for batch in batches for each in key_tensors(source, batch, where)]
-            tensors.append(found)
-            keys.append(key_numbers(found, where))
-        for module, found in zip(self._modules, tensors, strict=True):
-            module.announced.add(found, number)
+        for each in self._feedings:
+            where = f"batch {number}, table {each.table.name!r}"
+            tensors.append(each.tensors(batches, where))
+            keys.append(key_numbers(tensors[-1], where))
+        for served, found in zip(self._served, tensors, strict=True):
+            served.announced.add(found, number)
         return Fed(number, until, batches, keys, tensors)
 
     def _end_loop(self) -> None:
@@ -169,7 +165,7 @@ class Engine(Closable):
             raise InputError(f"keep must be a number of at least 1, not {shown(keep)}", "Engine.save")
         self._check_usable()
         loop = self._loop
-        if loop is not None and any(module.rows is not None and module.rows.stepped for module in self._modules):
+        if loop is not None and any(served.rows is not None and served.rows.stepped for served in self._served):
             self._displace()
             loop.give_back()
         self.wait_until_written()
@@ -231,46 +227,11 @@ class Engine(Closable):
         """Ends the loop that is under way: batches handed back are written. Rows can still be read in eval mode."""
         self._closed = True
         self._end_loop()  # again where Ctrl-C came between
-        for module in self._modules:
-            module.engine = None
+        for served in self._served:
+            served.engine = None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         known = self._failed
         self.close()
         if error is None and self._failed is not None and self._failed is not known:
             raise self._failed
-
-
-def _check_keys(names: Mapping[Keyed, str], keys: Mapping[Keyed, KeySource]) -> None:
-    if not names:
-        raise InputError("the model has no Embedding or EmbeddingBag of this package", "Engine")
-    for module in keys:
-        if module not in names:
-            raise InputError(f"{shown(module)} is not in the model, or no module of this package", "Engine: keys")
-    for module, name in names.items():
-        if module not in keys:
-            raise InputError(f"no keys are named for {name!r}", "Engine: keys")
-        if not (callable(keys[module]) or isinstance(keys[module], str | int)):
-            raise InputError(f"a field's name or place, or a function of the batch, not {shown(keys[module])}",
-                             f"Engine: keys of {name!r}")  # fmt: skip
-        if module.engine is not None:
-            raise InputError(f"{name!r} is served by another engine: close that first", "Engine")
-
-
-def _tables(names: Mapping[Keyed, str], optimizers: Sequence[RowsOptimizer]) -> list[Table]:
-    """Those of the modules, made where there are none yet."""
-    tables = []
-    for module, name in names.items():
-        owners = [each for each in optimizers for group in each.modules if module in group]
-        if len(owners) != 1:
-            count = "no row optimizer" if not owners else "several row optimizers"
-            raise InputError(f"{name!r} is in {count} of `optimizers`, such as mt.Adagrad", "Engine: optimizers")
-        table = module.table
-        if table is None:
-            table = Table(name, module.dimension, module.std, module.seed, owners[0].config, module.capacity)
-        if table.broken is not None:
-            raise InputError(f"rows of {name!r} may be lost: an engine has failed: {table.broken}", "Engine")
-        if table.kind != owners[0].config.kind:
-            raise InputError(f"rows of {name!r} have the state of another optimizer", "Engine: optimizers")
-        tables.append(table)
-    return tables

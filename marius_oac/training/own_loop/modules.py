@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from marius_oac.errors import InputError, shown
-from marius_oac.training.own_loop.announced import Announced, key_numbers
+from marius_oac.training.own_loop.announced import key_numbers
 from marius_oac.training.own_loop.at_hand import Rows
+from marius_oac.training.own_loop.served import Served
 from marius_oac.training.own_loop.tables import Table
 
 _REFUSED = {
@@ -25,13 +27,6 @@ _REFUSED = {
 }
 
 
-class Reader(Protocol):
-    """The engine, as modules see it."""
-
-    def wait_until_written(self) -> None:
-        """Waits until all batches that were handed back are in the store."""
-
-
 class Keyed(nn.Module):
     """What both modules share.
 
@@ -41,11 +36,15 @@ class Keyed(nn.Module):
         std: standard deviation of new rows' values, which are normal.
         seed: new rows are a function of seed, the module's name in the model, and key.
         capacity: the largest number of rows; None: as many as half of the free memory holds.
+        shares: a module whose table this one uses, too; `std`, `seed` and `capacity` are that one's.
+
+    Attributes:
+        served: its table, and what an engine gives to it; one object for all modules of a table.
     """
 
     def __init__(
-        self, dimension: int, *more: Any, padding_idx: int | None = None, std: float = 1.0, seed: int = 0,
-        capacity: int | None = None, **other: Any,
+        self, dimension: int, *more: Any, padding_idx: int | None = None, std: float | None = None,
+        seed: int | None = None, capacity: int | None = None, shares: Keyed | None = None, **other: Any,
     ):  # fmt: skip
         super().__init__()
         if more:
@@ -57,16 +56,37 @@ class Keyed(nn.Module):
         for what, number in (("the dimension", dimension), ("capacity", 1 if capacity is None else capacity)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InputError(f"{what} must be a number of at least 1, not {shown(number)}", type(self).__name__)
-        if not (isinstance(std, int | float) and 0 <= std < math.inf):
+        if std is not None and not (isinstance(std, int | float) and 0 <= std < math.inf):
             raise InputError(f"std must be a number of at least 0, not {shown(std)}", type(self).__name__)
         if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int)):
             raise InputError(f"padding_idx must be a key, not {shown(padding_idx)}", type(self).__name__)
-        self.dimension, self.std, self.seed, self.capacity = dimension, std, seed, capacity
-        self.padding_idx = padding_idx
-        self.table: Table | None = None
-        self.engine: Reader | None = None
-        self.rows: Rows | None = None
-        self.announced = Announced()
+        self.dimension, self.padding_idx = dimension, padding_idx
+        if shares is None:
+            self.served = Served(dimension, 1.0 if std is None else std, seed or 0, capacity)
+        else:
+            self._check_shares(shares, {"std": std, "seed": seed, "capacity": capacity})
+            self.served = shares.served
+
+    def _check_shares(self, shares: Any, own: Mapping[str, Any]) -> None:
+        if not isinstance(shares, Keyed):
+            raise InputError(f"shares takes a module of this package, not {shown(type(shares).__name__)}",
+                             type(self).__name__)  # fmt: skip
+        if shares.dimension != self.dimension:
+            raise InputError(f"it can't share a table of dimension {shares.dimension} with its {self.dimension}",
+                             type(self).__name__)  # fmt: skip
+        for name, value in own.items():
+            if value is not None:
+                raise InputError(f"{name} is that of the module whose table it shares", type(self).__name__)
+
+    @property
+    def table(self) -> Table | None:
+        """Its table; None: no engine has made it yet."""
+        return self.served.table
+
+    @property
+    def rows(self) -> Rows | None:
+        """The rows of the batch at hand."""
+        return self.served.rows
 
     @property
     def weight(self) -> torch.Tensor:
@@ -94,29 +114,28 @@ class Keyed(nn.Module):
         if not integers:
             what = keys.dtype if isinstance(keys, torch.Tensor) else shown(keys)
             raise InputError(f"keys must be a tensor of integers, not {what}", type(self).__name__)
-        if self.table is None:
+        served, table = self.served, self.served.table
+        if table is None:
             raise InputError("no engine serves this module yet: make one, with it in `keys`", type(self).__name__)
         if not self.training:
-            return self._read(self.table, keys)
-        if self.rows is None:
+            return self._read(table, keys)
+        rows = served.rows
+        if rows is None:
             raise InputError(
                 "there is no batch at hand: use the module within `for batch in engine.batches(...)`, and before "
                 "`engine.save`, or call model.eval() to read rows",
-                f"table {self.table.name!r}",
+                f"table {table.name!r}",
             )
-        place = self.announced.of(keys, self.rows.number)
-        if place is not None:
-            local = self.rows.local[place]
-        else:
-            local = self.rows.places(key_numbers([keys], f"table {self.table.name!r}"))
+        place = served.announced.of(keys, rows.number)
+        local = rows.places(key_numbers([keys], f"table {table.name!r}")) if place is None else rows.local[place]
         if torch.is_grad_enabled():
-            self.rows.use(local if self.padding_idx is None else local[keys.reshape(-1) != self.padding_idx])
-        return self.rows.leaf, local.view(keys.shape)
+            rows.use(local if self.padding_idx is None else local[keys.reshape(-1) != self.padding_idx])
+        return rows.leaf, local.view(keys.shape)
 
     def _read(self, table: Table, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         numbers = key_numbers([keys], f"table {table.name!r}")
-        if self.engine is not None:
-            self.engine.wait_until_written()
+        if self.served.engine is not None:
+            self.served.engine.wait_until_written()
         values, local = table.look_up(numbers)
         return torch.from_numpy(values), torch.from_numpy(local).view(keys.shape)
 
@@ -175,7 +194,13 @@ class EmbeddingBag(Keyed):
         if per_sample_weights is not None and per_sample_weights.shape != keys.shape:
             raise InputError(f"per_sample_weights are {list(per_sample_weights.shape)}, and keys {list(keys.shape)}",
                              type(self).__name__)  # fmt: skip
-        if offsets is None and self.mode != "max" and self.padding_idx is None and keys.shape[1]:
+        if (
+            offsets is None
+            and values.requires_grad
+            and self.mode != "max"
+            and self.padding_idx is None
+            and keys.shape[1]
+        ):
             vectors = _picked(values, local)
             if per_sample_weights is not None:
                 vectors = vectors * per_sample_weights[..., None]

@@ -17,16 +17,17 @@ from marius_oac.errors import InputError, shown
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.training.own_loop.at_hand import Rows
 from marius_oac.training.own_loop.modules import Keyed
+from marius_oac.training.own_loop.served import Served
 
 Given = nn.Module | Iterable[Any]
 
 
-def _modules(given: Any) -> list[Keyed]:
+def _tables(given: Any) -> list[Served]:
     parts = [given] if isinstance(given, nn.Module) else list(given)
     for part in parts:
         if not isinstance(part, nn.Module):
             raise InputError(f"a row optimizer takes modules, not {shown(type(part).__name__)}", "optimizer")
-    found = [each for part in parts for each in part.modules() if isinstance(each, Keyed)]
+    found = [each.served for part in parts for each in part.modules() if isinstance(each, Keyed)]
     return list(dict.fromkeys(found))
 
 
@@ -38,6 +39,7 @@ class RowsOptimizer(torch.optim.Optimizer):
     Attributes:
         kernel: the update, with a learning rate of 1.
         config: its kind and parameters.
+        tables: of each group.
 
     Args:
         modules: modules with tables in them, or groups: dictionaries with such modules as `params`, and an `lr`.
@@ -47,8 +49,8 @@ class RowsOptimizer(torch.optim.Optimizer):
         listed: list[Any] = [modules] if isinstance(modules, nn.Module) else list(modules)
         grouped = bool(listed) and all(isinstance(each, dict) for each in listed)
         groups = listed if grouped else [{"params": listed}]
-        self.modules = [_modules(group["params"]) for group in groups]
-        every = [each for group in self.modules for each in group]
+        self.tables = [_tables(group["params"]) for group in groups]
+        every = [each for group in self.tables for each in group]
         if not every:
             raise InputError("there is no Embedding or EmbeddingBag of this package in what it was given",
                              type(self).__name__)  # fmt: skip
@@ -62,7 +64,7 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after the optimizer was made: a table's rows have the state of the optimizer that they began with."""
-        if len(self.param_groups) == len(self.modules):
+        if len(self.param_groups) == len(self.tables):
             raise InputError("groups can't be added: name all modules when it is made", type(self).__name__)
         super().add_param_group(param_group)
 
@@ -82,8 +84,8 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     def place(self) -> None:
         """Makes the groups hold the leaves of the batch at hand."""
-        for group, modules in zip(self.param_groups, self.modules, strict=True):
-            group["params"] = [module.rows.leaf for module in modules if module.rows is not None]
+        for group, tables in zip(self.param_groups, self.tables, strict=True):
+            group["params"] = [table.rows.leaf for table in tables if table.rows is not None]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the rows of the batch at hand by their gradients.
@@ -97,10 +99,10 @@ class RowsOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         found = [
-            (module.rows, group, place)
-            for group, modules in zip(self.param_groups, self.modules, strict=True)
-            for place, module in enumerate(modules)
-            if module.rows is not None
+            (table.rows, group, place)
+            for group, tables in zip(self.param_groups, self.tables, strict=True)
+            for place, table in enumerate(tables)
+            if table.rows is not None
         ]
         if not found:
             raise InputError("there is no batch at hand: call step within the loop", type(self).__name__)
@@ -111,7 +113,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         return loss
 
     def _update(self, rows: Rows, group: dict[str, Any], place: int) -> None:
-        """Updates the rows of the group's module number `place`."""
+        """Updates the rows of the group's table number `place`."""
         rows.update(partial(self.kernel.update, timestamp=0, factor=float(group["lr"])), only_used=False)
 
 
@@ -140,7 +142,7 @@ class Adam(RowsOptimizer):
                 raise InputError(f"betas must be at least 0 and less than 1, not {shown(number)}", type(self).__name__)
         self._betas, self._eps = betas, eps
         super().__init__(modules, lr, OptimizerConfig(kind="adam", beta1=betas[0], beta2=betas[1], epsilon=eps))
-        for group, tables in zip(self.param_groups, self.modules, strict=True):
+        for group, tables in zip(self.param_groups, self.tables, strict=True):
             group["steps"] = [0] * len(tables)
 
     def _update(self, rows: Rows, group: dict[str, Any], place: int) -> None:

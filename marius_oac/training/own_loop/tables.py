@@ -81,6 +81,18 @@ class Table:
         self._keys.load(keys)
         self.store.restore(saved)
 
+    def begin_with(self, values: np.ndarray) -> None:
+        """Gives keys 0 to n - 1 the first rows of the empty table, with these values, float32 [n, dimension].
+
+        Raises:
+            InputError: the table has no room for them.
+        """
+        keys, rows = np.arange(len(values)), np.full(len(values), -1)
+        self._keys.admit(vocabularies(keys), keys, checks(keys), rows, distinct=True)
+        for block in self.store.blocks():
+            block.rows[:, : self.dimension] = values[block.first_row : block.first_row + len(block.rows)]
+            self.store.load(block.first_row, block.timestamps, block.rows)
+
     def find(self, distinct: DistinctKeys) -> np.ndarray:
         """The row of each key, int64 [m]; -1: it has none yet."""
         return self._keys.find(*distinct.asked)

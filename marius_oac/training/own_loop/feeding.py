@@ -1,0 +1,97 @@
+"""Which part of a batch has the keys of which table, and which optimizer updates its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from marius_oac.errors import InputError, shown
+from marius_oac.training.own_loop.announced import KeySource, key_tensors
+from marius_oac.training.own_loop.modules import Keyed
+from marius_oac.training.own_loop.optimizers import RowsOptimizer
+from marius_oac.training.own_loop.served import Served
+from marius_oac.training.own_loop.tables import Table
+
+Keys = Mapping[Any, KeySource]
+"""Of each module, or of its name in the model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Feeding:
+    """A table that an engine serves.
+
+    Attributes:
+        sources: of each of its modules, where its keys are in a batch; those of one module follow those of another.
+    """
+
+    served: Served
+    table: Table
+    sources: Sequence[KeySource]
+
+    def tensors(self, batches: Sequence[Any], where: str) -> list[torch.Tensor]:
+        """The keys in some batches. Raises InputError as `key_tensors`."""
+        return [each for batch in batches for source in self.sources for each in key_tensors(source, batch, where)]
+
+
+def feedings(model: nn.Module, keys: Keys, optimizers: Sequence[RowsOptimizer]) -> list[Feeding]:
+    """One for each table of the model, made where there is none yet, in the order of their first modules.
+
+    Raises:
+        InputError: keys or optimizers are missing, or don't fit.
+    """
+    names = {module: name or "table" for name, module in model.named_modules() if isinstance(module, Keyed)}
+    if not names:
+        raise InputError("the model has no Embedding or EmbeddingBag of this package", "Engine")
+    sources = _sources(model, names, keys)
+    first: dict[Served, str] = {}
+    for module, name in names.items():
+        if module.served.engine is not None:
+            raise InputError(f"{name!r} is served by another engine: close that first", "Engine")
+        first.setdefault(module.served, name)
+    tables = {served: _table(served, name, optimizers) for served, name in first.items()}
+    return [
+        Feeding(served, table, [sources[module] for module in names if module.served is served])
+        for served, table in tables.items()
+    ]
+
+
+def _sources(model: nn.Module, names: Mapping[Keyed, str], keys: Keys) -> dict[Keyed, KeySource]:
+    """Where the keys of each module are."""
+    by_name = {name: module for name, module in model.named_modules(remove_duplicate=False)}
+    found: dict[Keyed, KeySource] = {}
+    for given, source in keys.items():
+        module: Any = by_name.get(given) if isinstance(given, str) else given
+        if module not in names:
+            raise InputError(f"{shown(given)} is not in the model, or no module of this package", "Engine: keys")
+        if module in found:
+            raise InputError(f"{names[module]!r} is named twice", "Engine: keys")
+        found[module] = source
+    for module, name in names.items():
+        if module not in found:
+            raise InputError(f"no keys are named for {name!r}", "Engine: keys")
+        if not (callable(found[module]) or isinstance(found[module], str | int)):
+            raise InputError(f"a field's name or place, or a function of the batch, not {shown(found[module])}",
+                             f"Engine: keys of {name!r}")  # fmt: skip
+    return found
+
+
+def _table(served: Served, name: str, optimizers: Sequence[RowsOptimizer]) -> Table:
+    """The table, which is made if there is none yet."""
+    owners = [each for each in optimizers for group in each.tables if served in group]
+    if len(owners) != 1:
+        count = "no row optimizer" if not owners else "several row optimizers"
+        raise InputError(f"{name!r} is in {count} of `optimizers`, such as mt.Adagrad", "Engine: optimizers")
+    table = served.table
+    if table is None:
+        table = Table(name, served.dimension, served.std, served.seed, owners[0].config, served.capacity)
+        if served.first_rows is not None:
+            table.begin_with(served.first_rows.detach().numpy())
+    if table.broken is not None:
+        raise InputError(f"rows of {name!r} may be lost: an engine has failed: {table.broken}", "Engine")
+    if table.kind != owners[0].config.kind:
+        raise InputError(f"rows of {name!r} have the state of another optimizer", "Engine: optimizers")
+    return table

@@ -1,0 +1,43 @@
+"""What modules of one table have in common: settings of its rows, and what an engine gives to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from marius_oac.training.own_loop.announced import Announced
+from marius_oac.training.own_loop.at_hand import Rows
+from marius_oac.training.own_loop.tables import Table
+
+
+class Reader(Protocol):
+    """The engine, as modules see it."""
+
+    def wait_until_written(self) -> None:
+        """Waits until all batches that were handed back are in the store."""
+
+
+@dataclass(eq=False)
+class Served:
+    """A table, as its modules and their engine see it.
+
+    Attributes:
+        dimension, std, seed, capacity: of its rows; see `Keyed`.
+        first_rows: float32 [n, dimension], of keys 0 to n - 1, until there is a table; None: drawn as all others.
+        table: made by the first engine.
+        engine: that serves the modules now.
+        rows: those of the batch at hand.
+        announced: tensors of its keys.
+    """
+
+    dimension: int
+    std: float
+    seed: int
+    capacity: int | None
+    first_rows: torch.Tensor | None = None
+    table: Table | None = None
+    engine: Reader | None = None
+    rows: Rows | None = None
+    announced: Announced = field(default_factory=Announced)
