@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,3 +136,25 @@ class Pass:
         start = self._start_before(count) if self._starts else count
         loader, drawing = self._starts.get(start) or self._now()
         return Position(start, count - start, self.finished and count == self.drawn, self._begin, drawing, loader)
+
+
+class Batches(Iterator[Any]):
+    """Iterates over a pass, and is as long as its loader.
+
+    What shows a loop's progress needs the length. A framework such as Lightning asks for a batch ahead where there is
+    none, to see which one is the last, and would so hand back each batch before it is trained.
+    """
+
+    def __init__(self, batches: Generator[Any, None, None], loader: Iterable[Any]):
+        self._batches, self._loader = batches, loader
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        """That of the loader. Raises TypeError if it has none."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Ends the loop like `break`."""
+        self._batches.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from marius_oac.errors import DivergedError, InputError, shown
 from marius_oac.runtime.closing import Closable
 from marius_oac.training.own_loop.announced import key_numbers
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful, load, save
-from marius_oac.training.own_loop.drawing import Position
+from marius_oac.training.own_loop.drawing import Batches, Position
 from marius_oac.training.own_loop.exits import end_at_exit
 from marius_oac.training.own_loop.feeding import Keys, feedings
 from marius_oac.training.own_loop.loop import Loop
@@ -66,8 +66,9 @@ class Engine(Closable):
         for served, table in zip(self._served, self._tables, strict=True):
             served.table, served.engine, served.first_rows = table, self, None
 
-    def batches(self, loader: Iterable[Any], accumulate: int = 1) -> Iterator[Any]:
+    def batches(self, loader: Iterable[Any], accumulate: int = 1) -> Batches:
         """The batches of `loader`, each with its rows in the modules. Asking for the next one hands the last one back.
+        They have a length if the loader has one; a pass that goes on from a checkpoint ends before.
 
         Args:
             accumulate: so many batches have their rows together, and are handed back together: `step` once for all.
@@ -81,7 +82,7 @@ class Engine(Closable):
         self._check_usable()
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
             raise InputError(f"accumulate must be a number of at least 1, not {shown(accumulate)}", "Engine.batches")
-        return self._iterate(loader, accumulate)
+        return Batches(self._iterate(loader, accumulate), loader)
 
     def _iterate(self, loader: Iterable[Any], accumulate: int) -> Generator[Any, None, None]:
         self._end_loop()  # another one may have begun since `batches` was called

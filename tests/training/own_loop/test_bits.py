@@ -33,6 +33,13 @@ def test_every_batch_comes_once_in_order():
         assert list(engine.batches([])) == []
 
 
+def test_batches_are_as_many_as_the_loader_has():
+    with (loop := Loop()).engine as engine:
+        assert len(engine.batches(key_batches(7))) == 7 and not loop.items.rows
+        with pytest.raises(TypeError):
+            len(engine.batches(iter(key_batches(7))))
+
+
 def test_a_batch_without_step_leaves_its_rows():
     loop = Loop()
     with loop.engine as engine:
