@@ -17,6 +17,7 @@ from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.runtime.command import check_present_folder, check_system, end_at_once, run_command
 from marius_oac.runtime.console import answer, report
+from marius_oac.runtime.imports import imports
 
 if TYPE_CHECKING:
     from marius_oac.config.task import TaskConfig
@@ -65,8 +66,9 @@ def _init(args: argparse.Namespace) -> None:
 
 
 def _train(args: argparse.Namespace) -> int | None:
-    from marius_oac.config.task import kernel_groups, load_config
-    from marius_oac.kernels.ahead import compiling
+    with imports():
+        from marius_oac.config.task import kernel_groups, load_config
+        from marius_oac.kernels.ahead import compiling
 
     overrides = list(args.set)
     if args.data:
@@ -87,7 +89,8 @@ def _train(args: argparse.Namespace) -> int | None:
     if (request := _request(args)).wanted:
         return _train_on_nodes(request, args, config)
     with compiling(kernel_groups(config)):  # while libraries are imported
-        from marius_oac.training.local import train
+        with imports():
+            from marius_oac.training.local import train
 
         report(train(config, args.out, trace=args.trace))
     return None
@@ -96,7 +99,8 @@ def _train(args: argparse.Namespace) -> int | None:
 def _resume(args: argparse.Namespace) -> int | None:
     if _request(args).wanted:
         return _resume_on_nodes(args)
-    from marius_oac.training.local import resume
+    with imports():
+        from marius_oac.training.local import resume
 
     report(resume(args.run, args.set, **_resumed(args)))
     return None
@@ -124,7 +128,8 @@ def _train_on_nodes(request: Request, args: argparse.Namespace, config: TaskConf
 
     def train(place: Place) -> object:
         with compiling(kernel_groups(config, over_nodes=True)):
-            from marius_oac.training.cluster import train_on_nodes
+            with imports():
+                from marius_oac.training.cluster import train_on_nodes
 
             return train_on_nodes(config, place, args.out, trace=args.trace)
 
@@ -135,7 +140,8 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
     from marius_oac.nodes.launch.launch import on_nodes
 
     def resume(place: Place) -> object:
-        from marius_oac.training.cluster import resume_on_nodes
+        with imports():
+            from marius_oac.training.cluster import resume_on_nodes
 
         return resume_on_nodes(args.run, place, args.set, **_resumed(args))
 
@@ -143,21 +149,24 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
 
 
 def _attach(args: argparse.Namespace) -> None:
-    from marius_oac.config.cluster import ClusterConfig
-    from marius_oac.training.elastic import attach
+    with imports():
+        from marius_oac.config.cluster import ClusterConfig
+        from marius_oac.training.elastic import attach
 
     report(f"trained {attach(ClusterConfig.load(args.nodes), args.set, trust=args.trust):,} batches")
 
 
 def _eval(args: argparse.Namespace) -> None:
-    from marius_oac.training.trained import evaluate_run
+    with imports():
+        from marius_oac.training.trained import evaluate_run
 
     answer(evaluate_run(args.run, args.data or args.split, args.set, args.checkpoint, **_opened(args)))
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from marius_oac.tasks.trained import Question
-    from marius_oac.training.trained import predict_run
+    with imports():
+        from marius_oac.tasks.trained import Question
+        from marius_oac.training.trained import predict_run
 
     if args.out and not args.data:
         raise InputError("goes with --data; without, answers go to standard output", "--out")
@@ -171,13 +180,15 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
-    from marius_oac.training.trained import export_run
+    with imports():
+        from marius_oac.training.trained import export_run
 
     report(export_run(args.run, args.format, args.out, args.checkpoint, **_opened(args)))
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from marius_oac.training.trained import compare_runs
+    with imports():
+        from marius_oac.training.trained import compare_runs
 
     comparison = compare_runs(args.first, args.second, data_path=args.data_path)
     report(comparison)
@@ -185,7 +196,8 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from marius_oac.runs.verification import verify
+    with imports():
+        from marius_oac.runs.verification import verify
 
     found = verify(args.run)
     answer(found)
