@@ -5,9 +5,10 @@ batch at hand; `Engine.batches` gives the batches of a loader, with rows of the 
 docs/own_loop.md.
 """
 
+from marius_oac.training.own_loop.bag_collections import EmbeddingBagCollection
 from marius_oac.training.own_loop.converting import convert
 from marius_oac.training.own_loop.engine import Engine
 from marius_oac.training.own_loop.modules import Embedding, EmbeddingBag
 from marius_oac.training.own_loop.optimizers import SGD, Adagrad, Adam
 
-__all__ = ["SGD", "Adagrad", "Adam", "Embedding", "EmbeddingBag", "Engine", "convert"]
+__all__ = ["SGD", "Adagrad", "Adam", "Embedding", "EmbeddingBag", "EmbeddingBagCollection", "Engine", "convert"]

@@ -8,8 +8,18 @@ import numpy as np
 import torch
 
 from marius_oac.errors import DivergedError, InputError, shown
+from marius_oac.storage.keys.distinct import DistinctKeys
+from marius_oac.training.own_loop.key_forms import TEXTS, KeyArray
 
 Update = Callable[[np.ndarray, np.ndarray], None]
+
+
+class NotAnnounced(LookupError):
+    """The batch at hand does not have the key at this place of those that were asked for."""
+
+    def __init__(self, place: int):
+        super().__init__(place)
+        self.place = place
 
 
 class _Lease:
@@ -44,36 +54,37 @@ class Rows:
         name: of the table.
         rows: float32 [m, width], in the order of the store.
         order: the place of each key's row in `rows`, int64 [m].
-        keys: the different keys, int64 [m], in the order of their first occurrence.
+        distinct: the m different keys, in the order of their first occurrence.
     """
 
     def __init__(
-        self, number: int, name: str, dimension: int, rows: np.ndarray, order: np.ndarray, keys: np.ndarray,
+        self, number: int, name: str, dimension: int, rows: np.ndarray, order: np.ndarray, distinct: DistinctKeys,
         local: np.ndarray,
     ):  # fmt: skip
         self.number, self.name, self.local, self.stepped = number, name, torch.from_numpy(local), False
-        self._order, self._whole, self._keys = order, rows[order], keys
+        self._order, self._whole, self._distinct = order, rows[order], distinct
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
-        self._dimension, self._lease, self._used = dimension, _Lease(number, name), np.zeros(len(keys), np.bool_)
+        self._dimension, self._lease, self._used = dimension, _Lease(number, name), np.zeros(len(order), np.bool_)
         self.leaf = torch.from_numpy(self._whole[:, :dimension].copy()).requires_grad_()
         self.leaf.register_hook(self._lease.check)
 
-    def places(self, keys: np.ndarray) -> torch.Tensor:
+    def places(self, asked: KeyArray) -> torch.Tensor:
         """The place of each key in `leaf`, int64 [k]. Raises InputError if the batch does not have a key."""
+        known = self._distinct
         if self._sorted is None:
-            order = np.argsort(self._keys)
-            self._sorted = self._keys[order], order
-        known, order = self._sorted
-        at = np.searchsorted(known, keys)
-        found = at < known.size
-        found[found] = known[at[found]] == keys[found]
+            order = np.lexsort((known.keys, known.vocabularies))
+            texts = int(np.searchsorted(known.vocabularies[order], TEXTS))
+            self._sorted = order[:texts], order[texts:]
+        places, found = np.zeros(asked.keys.size, np.int64), np.zeros(asked.keys.size, np.bool_)
+        for vocabulary, order in enumerate(self._sorted):
+            own = np.flatnonzero(asked.vocabularies == vocabulary)
+            at = np.searchsorted(known.keys[order], asked.keys[own])
+            own, at = own[at < order.size], order[at[at < order.size]]
+            same = (known.keys[at] == asked.keys[own]) & (known.checks[at] == asked.checks[own])
+            places[own[same]], found[own[same]] = at[same], True
         if not found.all():
-            raise InputError(
-                f"key {keys[~found][0]} was not announced for batch {self.number}: what `keys` gives for this table "
-                "does not have it",
-                f"table {self.name!r}",
-            )
-        return torch.from_numpy(order[at])
+            raise NotAnnounced(int(np.flatnonzero(~found)[0]))
+        return torch.from_numpy(places)
 
     def check_gradient(self) -> None:
         """Raises DivergedError if the gradient is not finite."""

@@ -13,11 +13,11 @@ from torch import nn
 from marius_oac.config.sections import PipelineConfig, WorkersConfig
 from marius_oac.errors import DivergedError, InputError, shown
 from marius_oac.runtime.closing import Closable
-from marius_oac.training.own_loop.announced import key_numbers
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful, load, save
 from marius_oac.training.own_loop.drawing import Batches, Position
 from marius_oac.training.own_loop.exits import end_at_exit
-from marius_oac.training.own_loop.feeding import Keys, feedings
+from marius_oac.training.own_loop.feeding import KeysOfModules, feedings
+from marius_oac.training.own_loop.key_forms import joined
 from marius_oac.training.own_loop.loop import Loop
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
 from marius_oac.training.own_loop.pipeline import OpenBatch
@@ -44,7 +44,7 @@ class Engine(Closable):
     """
 
     def __init__(
-        self, model: nn.Module, keys: Keys, optimizers: Sequence[torch.optim.Optimizer],
+        self, model: nn.Module, keys: KeysOfModules, optimizers: Sequence[torch.optim.Optimizer],
         stateful: Sequence[Any] = (), in_flight: int = 8, mode: str = "oac",
     ):  # fmt: skip
         if mode not in _MODES:
@@ -109,8 +109,8 @@ class Engine(Closable):
 
     def _place(self, opened: OpenBatch) -> None:
         """Makes modules and optimizers have the batch's rows."""
-        for served, rows, tensors in zip(self._served, opened.rows, opened.fed.tensors, strict=True):
-            served.announced.forget_before(tensors, opened.fed.batch_index)
+        for served, rows, given in zip(self._served, opened.rows, opened.fed.given, strict=True):
+            served.announced.forget_before(given, opened.fed.batch_index)
             served.rows = rows
         for optimizer in self._optimizers:
             optimizer.place()
@@ -124,15 +124,14 @@ class Engine(Closable):
             optimizer.place()
 
     def _fed(self, number: int, until: int, batches: Sequence[Any]) -> Fed:
-        tensors: list[list[torch.Tensor]] = []
-        keys = []
+        given, arrays = [], []
         for each in self._feedings:
             where = f"batch {number}, table {each.table.name!r}"
-            tensors.append(each.tensors(batches, where))
-            keys.append(key_numbers(tensors[-1], where))
-        for served, found in zip(self._served, tensors, strict=True):
-            served.announced.add(found, number)
-        return Fed(number, until, batches, keys, tensors)
+            given.append(each.keys(batches, where))
+            arrays.append(joined([keys.array(where) for keys in given[-1]]))
+        for served, keys in zip(self._served, given, strict=True):
+            served.announced.add(keys, number)
+        return Fed(number, until, batches, arrays, given)
 
     def _end_loop(self) -> None:
         """Drains the loop that is under way, if there is one; keeps its error."""

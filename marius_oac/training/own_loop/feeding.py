@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from marius_oac.errors import InputError, shown
-from marius_oac.training.own_loop.announced import KeySource, key_tensors
+from marius_oac.training.own_loop.announced import KeySource, batch_keys
+from marius_oac.training.own_loop.bag_collections import EmbeddingBagCollection
+from marius_oac.training.own_loop.key_forms import Keys
 from marius_oac.training.own_loop.modules import Keyed
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
 from marius_oac.training.own_loop.served import Served
 from marius_oac.training.own_loop.tables import Table
 
-Keys = Mapping[Any, KeySource]
+KeysOfModules = Mapping[Any, KeySource]
 """Of each module, or of its name in the model."""
 
 
@@ -32,12 +33,12 @@ class Feeding:
     table: Table
     sources: Sequence[KeySource]
 
-    def tensors(self, batches: Sequence[Any], where: str) -> list[torch.Tensor]:
-        """The keys in some batches. Raises InputError as `key_tensors`."""
-        return [each for batch in batches for source in self.sources for each in key_tensors(source, batch, where)]
+    def keys(self, batches: Sequence[Any], where: str) -> list[Keys]:
+        """The keys in some batches. Raises InputError as `batch_keys`."""
+        return [each for batch in batches for source in self.sources for each in batch_keys(source, batch, where)]
 
 
-def feedings(model: nn.Module, keys: Keys, optimizers: Sequence[RowsOptimizer]) -> list[Feeding]:
+def feedings(model: nn.Module, keys: KeysOfModules, optimizers: Sequence[RowsOptimizer]) -> list[Feeding]:
     """One for each table of the model, made where there is none yet, in the order of their first modules.
 
     Raises:
@@ -59,17 +60,21 @@ def feedings(model: nn.Module, keys: Keys, optimizers: Sequence[RowsOptimizer]) 
     ]
 
 
-def _sources(model: nn.Module, names: Mapping[Keyed, str], keys: Keys) -> dict[Keyed, KeySource]:
+def _sources(model: nn.Module, names: Mapping[Keyed, str], keys: KeysOfModules) -> dict[Keyed, KeySource]:
     """Where the keys of each module are."""
     by_name = {name: module for name, module in model.named_modules(remove_duplicate=False)}
     found: dict[Keyed, KeySource] = {}
     for given, source in keys.items():
         module: Any = by_name.get(given) if isinstance(given, str) else given
-        if module not in names:
-            raise InputError(f"{shown(given)} is not in the model, or no module of this package", "Engine: keys")
-        if module in found:
-            raise InputError(f"{names[module]!r} is named twice", "Engine: keys")
-        found[module] = source
+        own: Mapping[Any, KeySource] = {module: source}
+        if isinstance(module, EmbeddingBagCollection):
+            own = module.sources(source, "Engine: keys")
+        for each in own:
+            if each not in names:
+                raise InputError(f"{shown(given)} is not in the model, or no module of this package", "Engine: keys")
+            if each in found:
+                raise InputError(f"{names[each]!r} is named twice", "Engine: keys")
+        found |= own
     for module, name in names.items():
         if module not in found:
             raise InputError(f"no keys are named for {name!r}", "Engine: keys")

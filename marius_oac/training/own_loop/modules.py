@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 from marius_oac.errors import InputError, shown
-from marius_oac.training.own_loop.announced import key_numbers
-from marius_oac.training.own_loop.at_hand import Rows
+from marius_oac.training.own_loop.at_hand import NotAnnounced, Rows
+from marius_oac.training.own_loop.key_forms import Keys, read_keys
 from marius_oac.training.own_loop.served import Served
 from marius_oac.training.own_loop.tables import Table
+from marius_oac.types import present
 
 _REFUSED = {
     "max_norm": "rows would change while they are read",
@@ -32,7 +33,7 @@ class Keyed(nn.Module):
 
     Args:
         dimension: floats of a row.
-        padding_idx: a key that stands for none: its vector is 0, bags leave it out, and nothing trains it.
+        padding_idx: a key, or a text, that stands for none: its vector is 0, bags leave it out, and nothing trains it.
         std: standard deviation of new rows' values, which are normal.
         seed: new rows are a function of seed, the module's name in the model, and key.
         capacity: the largest number of rows; None: as many as half of the free memory holds.
@@ -43,7 +44,7 @@ class Keyed(nn.Module):
     """
 
     def __init__(
-        self, dimension: int, *more: Any, padding_idx: int | None = None, std: float | None = None,
+        self, dimension: int, *more: Any, padding_idx: int | str | None = None, std: float | None = None,
         seed: int | None = None, capacity: int | None = None, shares: Keyed | None = None, **other: Any,
     ):  # fmt: skip
         super().__init__()
@@ -58,7 +59,7 @@ class Keyed(nn.Module):
                 raise InputError(f"{what} must be a number of at least 1, not {shown(number)}", type(self).__name__)
         if std is not None and not (isinstance(std, int | float) and 0 <= std < math.inf):
             raise InputError(f"std must be a number of at least 0, not {shown(std)}", type(self).__name__)
-        if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int)):
+        if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int | str)):
             raise InputError(f"padding_idx must be a key, not {shown(padding_idx)}", type(self).__name__)
         self.dimension, self.padding_idx = dimension, padding_idx
         if shares is None:
@@ -108,62 +109,65 @@ class Keyed(nn.Module):
         """The dimension."""
         return str(self.dimension)
 
-    def _values(self, keys: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows, float32 [m, dimension], and the keys' places among them, int64 of the keys' shape."""
-        integers = isinstance(keys, torch.Tensor) and not keys.is_floating_point() and keys.dtype != torch.bool
-        if not integers:
-            what = keys.dtype if isinstance(keys, torch.Tensor) else shown(keys)
-            raise InputError(f"keys must be a tensor of integers, not {what}", type(self).__name__)
-        served, table = self.served, self.served.table
+    def _look_up(self, given: Any) -> tuple[Keys, torch.Tensor, torch.Tensor]:
+        """The n keys; rows, float32 [m, dimension]; and the keys' places among them, int64 [n]."""
+        keys, served, table = read_keys(given, type(self).__name__), self.served, self.served.table
         if table is None:
             raise InputError("no engine serves this module yet: make one, with it in `keys`", type(self).__name__)
+        where = f"table {table.name!r}"
         if not self.training:
-            return self._read(table, keys)
+            if served.engine is not None:
+                served.engine.wait_until_written()
+            values, local = table.look_up(keys.array(where))
+            return keys, torch.from_numpy(values), torch.from_numpy(local)
         rows = served.rows
         if rows is None:
             raise InputError(
                 "there is no batch at hand: use the module within `for batch in engine.batches(...)`, and before "
-                "`engine.save`, or call model.eval() to read rows",
-                f"table {table.name!r}",
-            )
-        place = served.announced.of(keys, rows.number)
-        local = rows.places(key_numbers([keys], f"table {table.name!r}")) if place is None else rows.local[place]
+                "`engine.save`, or call model.eval() to read rows", where
+            )  # fmt: skip
+        places = self._places(keys, rows, where)
         if torch.is_grad_enabled():
-            rows.use(local if self.padding_idx is None else local[keys.reshape(-1) != self.padding_idx])
-        return rows.leaf, local.view(keys.shape)
+            rows.use(places if self.padding_idx is None else places[~keys.are(self.padding_idx).reshape(-1)])
+        return keys, rows.leaf, places
 
-    def _read(self, table: Table, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        numbers = key_numbers([keys], f"table {table.name!r}")
-        if self.served.engine is not None:
-            self.served.engine.wait_until_written()
-        values, local = table.look_up(numbers)
-        return torch.from_numpy(values), torch.from_numpy(local).view(keys.shape)
-
-
-def _picked(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The rows of `values`, [m, dimension], at places of any shape.
-
-    Not by torch's embedding functions, whose gradients of a leaf take five to eight times as long.
-    """
-    return values.index_select(0, places.reshape(-1)).view(*places.shape, values.shape[1])
+    def _places(self, keys: Keys, rows: Rows, where: str) -> torch.Tensor:
+        """Of each of n keys the place in the batch at hand, int64 [n]."""
+        known = None if keys.given is None else self.served.announced.of(keys.given, rows.number)
+        if known is not None:
+            return rows.local[known]
+        try:
+            return rows.places(keys.array(where))
+        except NotAnnounced as error:
+            raise InputError(
+                f"key {shown(keys.key(error.place))} was not announced for batch {rows.number}: what `keys` gives for "
+                "this table does not have it", where
+            ) from None  # fmt: skip
 
 
 class Embedding(Keyed):
-    """The rows of keys: nn.Embedding over int64 keys of any value.
+    """The rows of keys: nn.Embedding over int64 keys of any value, or over texts.
 
     In training mode these are the rows of the batch at hand; in eval mode, rows as of all batches handed back, without
     gradients.
     """
 
-    def forward(self, keys: torch.Tensor) -> torch.Tensor:
-        """Keys of any shape [...]; returns float32 [..., dimension]."""
-        values, local = self._values(keys)
-        vectors = _picked(values, local)
-        return vectors if self.padding_idx is None else vectors.masked_fill((keys == self.padding_idx)[..., None], 0)
+    def forward(self, input: Any) -> torch.Tensor:
+        """Rows of a tensor of keys of any shape [...] or a list of keys [n]: float32 [..., dimension].
+
+        Those of a nested tensor of bags, or of a list of bags, are a nested tensor, jagged, [b, bag, dimension].
+        """
+        keys, values, places = self._look_up(input)
+        vectors = _picked(values, places)
+        if self.padding_idx is not None:
+            vectors = vectors.masked_fill(keys.are(self.padding_idx).reshape(-1)[:, None], 0)
+        if keys.shape is None:
+            return torch.nested.nested_tensor_from_jagged(vectors, keys.offsets)
+        return vectors.view(*keys.shape, self.dimension)
 
 
 class EmbeddingBag(Keyed):
-    """Sums or means of the rows of bags of keys: nn.EmbeddingBag over int64 keys of any value.
+    """Sums or means of the rows of bags of keys: nn.EmbeddingBag over int64 keys of any value, or over texts.
 
     Args:
         dimension: floats of a row.
@@ -179,39 +183,61 @@ class EmbeddingBag(Keyed):
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(
-        self,
-        keys: torch.Tensor,
-        offsets: torch.Tensor | None = None,
-        per_sample_weights: torch.Tensor | None = None,
+        self, input: Any, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Keys [b, n], or [n] with the first place of each bag, `offsets` [b]; returns float32 [b, dimension]."""
-        values, local = self._values(keys)
-        if keys.dim() != (2 if offsets is None else 1):
-            raise InputError(f"keys [b, n] come without offsets and keys [n] with them, not {list(keys.shape)} "
-                             f"with{'out' * (offsets is None)}", type(self).__name__)  # fmt: skip
-        if per_sample_weights is not None and self.mode != "sum":
-            raise InputError("per_sample_weights need mode 'sum'", type(self).__name__)
-        if per_sample_weights is not None and per_sample_weights.shape != keys.shape:
-            raise InputError(f"per_sample_weights are {list(per_sample_weights.shape)}, and keys {list(keys.shape)}",
-                             type(self).__name__)  # fmt: skip
-        if (
-            offsets is None
-            and values.requires_grad
-            and self.mode != "max"
-            and self.padding_idx is None
-            and keys.shape[1]
-        ):
-            vectors = _picked(values, local)
-            if per_sample_weights is not None:
-                vectors = vectors * per_sample_weights[..., None]
+        """One vector for each bag: float32 [b, dimension].
+
+        Args:
+            input: keys [b, n]; or [n] with `offsets`; or bags of any lengths, as a nested tensor or a list of lists.
+            offsets: the first place of each bag, [b], or [b + 1] with `include_last_offset`.
+            per_sample_weights: of each key, of the keys' form; with the mode sum alone.
+        """
+        keys, values, places = self._look_up(input)
+        self._check_form(keys, offsets)
+        weights = self._weights(keys, per_sample_weights)
+        # `requires_grad`: functional.embedding_bag sums as torch's module does, but its gradients of a leaf take long.
+        flat = keys.shape is not None and offsets is None and values.requires_grad
+        if flat and self.mode != "max" and self.padding_idx is None and keys.count:
+            vectors = _picked(values, places).view(*present(keys.shape), self.dimension)
+            if weights is not None:
+                vectors = vectors * weights[..., None]
             return vectors.sum(1) if self.mode == "sum" else vectors.mean(1)
+        last = self.include_last_offset
+        if keys.shape is None:
+            offsets, last = keys.offsets, True
+        padding = None if self.padding_idx is None else places[keys.are(self.padding_idx).reshape(-1)][:1]
         return functional.embedding_bag(
-            local, values, None if offsets is None else offsets.long(), mode=self.mode,
-            per_sample_weights=per_sample_weights, include_last_offset=self.include_last_offset,
-            padding_idx=self._padding(keys, local),
+            places if keys.shape is None else places.view(keys.shape), values,
+            None if offsets is None else offsets.long(), mode=self.mode, per_sample_weights=weights,
+            include_last_offset=last, padding_idx=int(padding) if padding is not None and len(padding) else None,
         )  # fmt: skip
 
-    def _padding(self, keys: torch.Tensor, local: torch.Tensor) -> int | None:
-        """The place of the padding key's row, if the batch has one."""
-        places = local[:0] if self.padding_idx is None else local[keys == self.padding_idx]
-        return int(places[0]) if len(places) else None
+    def _check_form(self, keys: Keys, offsets: torch.Tensor | None) -> None:
+        if keys.shape is None:
+            if offsets is not None:
+                raise InputError("bags of different lengths come without offsets", type(self).__name__)
+        elif len(keys.shape) != (2 if offsets is None else 1):
+            raise InputError(f"keys [b, n] come without offsets and keys [n] with them, not {list(keys.shape)} "
+                             f"with{'out' * (offsets is None)}", type(self).__name__)  # fmt: skip
+
+    def _weights(self, keys: Keys, weights: torch.Tensor | None) -> torch.Tensor | None:
+        """The weights of the keys, of their shape or [n]."""
+        if weights is None:
+            return None
+        if self.mode != "sum":
+            raise InputError("per_sample_weights need mode 'sum'", type(self).__name__)
+        if weights.is_nested:
+            weights = weights.contiguous().values()
+        shape = (keys.count,) if keys.shape is None else keys.shape
+        if weights.shape != shape:
+            raise InputError(f"per_sample_weights are {list(weights.shape)}, and keys {list(shape)}",
+                             type(self).__name__)  # fmt: skip
+        return weights
+
+
+def _picked(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The rows of `values`, [m, dimension], at `places`, [n].
+
+    Not by torch's embedding functions, whose gradients of a leaf take five to eight times as long.
+    """
+    return values.index_select(0, places)

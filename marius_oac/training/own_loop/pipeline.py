@@ -44,7 +44,7 @@ class LoopStep:
         """Returns 0: the loss is the user's. Raises Closed where all stops."""
         number = data.fed.batch_index
         opened = [
-            Rows(number, table.name, table.dimension, rows[place], data.order[place], data.distinct[place].keys,
+            Rows(number, table.name, table.dimension, rows[place], data.order[place], data.distinct[place],
                  data.local[place])
             for place, table in enumerate(self._tables)
         ]  # fmt: skip

@@ -10,7 +10,8 @@ import numpy as np
 
 from marius_oac.runtime.channel import Channel
 from marius_oac.storage.keys.distinct import DistinctKeys
-from marius_oac.training.own_loop.tables import Table, checks, vocabularies
+from marius_oac.training.own_loop.key_forms import KeyArray, Keys
+from marius_oac.training.own_loop.tables import Table
 from marius_oac.types import BatchData, Plan, TableSpec
 
 _FIRST_ROWS = 256  # that a buffer has room for; it grows
@@ -24,15 +25,15 @@ class Fed:
         batch_index: its number.
         until: batches of the pass over the loader up to the last of `batches`.
         batches: of the user's loader.
-        keys: of each table, int64 [n].
-        tensors: of each table, those that had these keys.
+        keys: of each table.
+        given: of each table, the same as the user gave them.
     """
 
     batch_index: int
     until: int
     batches: Sequence[Any]
-    keys: Sequence[np.ndarray]
-    tensors: Sequence[Sequence[Any]]
+    keys: Sequence[KeyArray]
+    given: Sequence[Sequence[Keys]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,10 +72,7 @@ class LoopPlanner:
         fed = self._feed.get()
         if fed.batch_index != batch_index:
             raise RuntimeError(f"batch {fed.batch_index} was fed in the place of {batch_index}")
-        distinct = [
-            DistinctKeys.of(table.name, vocabularies(keys), keys, checks(keys))
-            for table, keys in zip(self._tables, fed.keys, strict=True)
-        ]
+        distinct = [DistinctKeys.of(table.name, *keys) for table, keys in zip(self._tables, fed.keys, strict=True)]
         ids = [table.find(each) for table, each in zip(self._tables, distinct, strict=True)]
         local = [each.numbers.astype(np.int64) for each in distinct]
         return LoopPlan(batch_index, (), LoopBatch(fed=fed, distinct=distinct, local=local), 1, ids)

@@ -19,19 +19,10 @@ from marius_oac.storage.keys.distinct import DistinctKeys
 from marius_oac.storage.keys.index import MAX_CAPACITY
 from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.snapshots import SavedTable
+from marius_oac.training.own_loop.key_forms import KeyArray
 
 _SHARE = 0.5  # of the free memory that a table may grow to
 _KEY_BYTES = 25  # of the index, for each row
-
-
-def vocabularies(keys: np.ndarray) -> np.ndarray:
-    """That of a loop's keys, uint16 [n]: there is one."""
-    return np.zeros(keys.size, np.uint16)
-
-
-def checks(keys: np.ndarray) -> np.ndarray:
-    """Those of keys that are no texts' fingerprints, uint32 [n]."""
-    return np.zeros(keys.size, np.uint32)
 
 
 class Table:
@@ -87,8 +78,9 @@ class Table:
         Raises:
             InputError: the table has no room for them.
         """
-        keys, rows = np.arange(len(values)), np.full(len(values), -1)
-        self._keys.admit(vocabularies(keys), keys, checks(keys), rows, distinct=True)
+        count = len(values)
+        keys = np.zeros(count, np.uint16), np.arange(count), np.zeros(count, np.uint32)
+        self._keys.admit(*keys, np.full(count, -1), distinct=True)
         for block in self.store.blocks():
             block.rows[:, : self.dimension] = values[block.first_row : block.first_row + len(block.rows)]
             self.store.load(block.first_row, block.timestamps, block.rows)
@@ -103,8 +95,8 @@ class Table:
         with self._admitting:
             self._keys.admit(*distinct.asked, rows, distinct=True)
 
-    def look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Values to read, float32 [m, dimension], and the place of each key, int64 [n], among them."""
+    def look_up(self, keys: KeyArray) -> tuple[np.ndarray, np.ndarray]:
+        """Values to read, float32 [m, dimension], and the place of each of n keys, int64 [n], among them."""
         with self._admitting:
-            rows, local, _ = self._keys.look_up(vocabularies(keys), keys, checks(keys))
+            rows, local, _ = self._keys.look_up(*keys)
         return np.ascontiguousarray(rows[:, : self.dimension]), local.astype(np.int64)

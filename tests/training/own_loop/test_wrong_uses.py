@@ -39,7 +39,7 @@ USES = {
         lambda loop, batch: loop.items(batch["item"]).sum(), lambda loop, loss: loss.backward()
     ),
     "key 7000 was not announced for batch 0": lambda loop, batch, number: loop.items(torch.tensor([7000])),
-    "keys must be a tensor of integers, not torch.float32": lambda loop, batch, number: loop.items(torch.ones(2)),
+    "keys must be integers on the CPU, not torch.float32": lambda loop, batch, number: loop.items(torch.ones(2)),
     f"key {NO_KEY} is reserved": lambda loop, batch, number: loop.items(torch.tensor([NO_KEY])),
     "there is no tensor of all rows": lambda loop, batch, number: loop.items.weight,
 }
@@ -79,7 +79,7 @@ def test_a_wrong_use_of_bags_is_told(given, line):
     [
         ({"other": 1}, "batch 0, table '0': the batch has no field 'item', but fields other"),
         ([1, 2], "the batch has no field 'item', but list"),
-        ({"item": [1, 2]}, "keys must be a tensor or a list of tensors, not 1"),
+        ({"item": [1, 2.5]}, "keys must be tensors or lists of integers or of texts, not 2.5"),
         ({"item": torch.ones(2)}, "keys must be integers on the CPU, not torch.float32 on cpu"),
         ({"item": torch.tensor([True])}, "keys must be integers on the CPU, not torch.bool on cpu"),
         ({"item": torch.tensor([1, LAST_SHARED])}, f"key {LAST_SHARED} is reserved, as all from {NO_KEY} to"),
@@ -138,7 +138,7 @@ WRONG = {
     "mode must be sum, mean or max, not 'min'": lambda: mt.EmbeddingBag(4, mode="min"),
     "give the dimension alone": lambda: mt.Embedding(1000, 4),
     "capacity must be a number of at least 1, not 0": lambda: mt.Embedding(4, capacity=0),
-    "padding_idx must be a key, not 'none'": lambda: mt.Embedding(4, padding_idx="none"),
+    "padding_idx must be a key, not 1.5": lambda: mt.Embedding(4, padding_idx=1.5),
     "betas must be at least 0 and less than 1, not 1": lambda: mt.Adam(mt.Embedding(4), betas=(0.9, 1)),
     "std must be a number of at least 0, not -1": lambda: mt.Embedding(4, std=-1),
     "there is no fixed number of rows": lambda: mt.Embedding(4).num_embeddings,
