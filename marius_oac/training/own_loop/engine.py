@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from marius_oac.config.sections import PipelineConfig, WorkersConfig
 from marius_oac.errors import DivergedError, InputError, shown
 from marius_oac.runtime.closing import Closable
+from marius_oac.training.own_loop.announced import Announced
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful, load, save
 from marius_oac.training.own_loop.drawing import Batches, Position
 from marius_oac.training.own_loop.exits import end_at_exit
@@ -22,6 +24,7 @@ from marius_oac.training.own_loop.loop import Loop
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
 from marius_oac.training.own_loop.pipeline import OpenBatch
 from marius_oac.training.own_loop.planner import Fed
+from marius_oac.training.own_loop.served import Peeked
 
 _MODES = ("oac", "sync")
 _ONE = WorkersConfig(plan=1, read=1, upload=1, download=1, write=1)
@@ -132,6 +135,32 @@ class Engine(Closable):
         for served, keys in zip(self._served, given, strict=True):
             served.announced.add(keys, number)
         return Fed(number, until, batches, arrays, given)
+
+    @contextmanager
+    def peek(self, batch: Any) -> Iterator[None]:
+        """Within it modules give a batch's rows without gradients, in training mode, too: rows as of all batches handed
+        back, and initial ones for unseen keys. The batch at hand, if there is one, is there again afterwards.
+
+        Raises:
+            InputError: the batch has no such keys, or the engine is of no more use.
+        """
+        self._check_usable()
+        self.wait_until_written()
+        peeked = []
+        for each in self._feedings:
+            where = f"the batch to peek at, table {each.table.name!r}"
+            keys, announced = each.keys([batch], where), Announced()
+            announced.add(keys, 0)
+            values, local = each.table.look_up(joined([part.array(where) for part in keys]))
+            peeked.append(Peeked(torch.from_numpy(values), torch.from_numpy(local), announced))
+        before = [served.peeked for served in self._served]
+        try:
+            for served, rows in zip(self._served, peeked, strict=True):
+                served.peeked = rows
+            yield
+        finally:
+            for served, rows_before in zip(self._served, before, strict=True):
+                served.peeked = rows_before
 
     def _end_loop(self) -> None:
         """Drains the loop that is under way, if there is one; keeps its error."""

@@ -115,7 +115,11 @@ class Keyed(nn.Module):
         if table is None:
             raise InputError("no engine serves this module yet: make one, with it in `keys`", type(self).__name__)
         where = f"table {table.name!r}"
-        if not self.training:
+        if served.peeked is not None:
+            found = served.peeked.find(keys)
+            if found is not None:
+                return keys, served.peeked.values, found
+        if not self.training or served.peeked is not None:
             if served.engine is not None:
                 served.engine.wait_until_written()
             values, local = table.look_up(keys.array(where))

@@ -9,6 +9,7 @@ import torch
 
 from marius_oac.training.own_loop.announced import Announced
 from marius_oac.training.own_loop.at_hand import Rows
+from marius_oac.training.own_loop.key_forms import Keys
 from marius_oac.training.own_loop.tables import Table
 
 
@@ -17,6 +18,26 @@ class Reader(Protocol):
 
     def wait_until_written(self) -> None:
         """Waits until all batches that were handed back are in the store."""
+
+
+@dataclass(frozen=True, eq=False)
+class Peeked:
+    """Rows of a batch that is looked at and not trained.
+
+    Attributes:
+        values: of its different keys, float32 [m, dimension].
+        local: of each of its n keys the place in `values`, int64 [n].
+        announced: tensors of its keys, of batch 0.
+    """
+
+    values: torch.Tensor
+    local: torch.Tensor
+    announced: Announced
+
+    def find(self, keys: Keys) -> torch.Tensor | None:
+        """The place of each key in `values`, int64 [n]; None: they are not a tensor of the batch."""
+        place = None if keys.given is None else self.announced.of(keys.given, 0)
+        return None if place is None else self.local[place]
 
 
 @dataclass(eq=False)
@@ -30,6 +51,7 @@ class Served:
         engine: that serves the modules now.
         rows: those of the batch at hand.
         announced: tensors of its keys.
+        peeked: rows that modules give in their place.
     """
 
     dimension: int
@@ -41,3 +63,4 @@ class Served:
     engine: Reader | None = None
     rows: Rows | None = None
     announced: Announced = field(default_factory=Announced)
+    peeked: Peeked | None = None
