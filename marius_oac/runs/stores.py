@@ -34,7 +34,8 @@ class Tables:
 
     Args:
         config: `storage` of the run's configuration.
-        folder: of the run; None: a temporary one, where files are needed.
+        folder: of the run; None: page files have no names and are gone with the process, snapshots copy rows, and
+            batches leave room for calls on demand (`DiskTier`).
         layouts: of each table, by name.
         capacities: most rows of each table, by name.
         stack: what must be closed is entered here.
@@ -57,7 +58,11 @@ class Tables:
         self._tier: DiskTier | None = None
         self.scratch: Path | None = None
         """A folder for what does not fit into memory; None if everything must, or nothing may be written."""
+        self._lasting = folder is not None
         if not config.on_disk:
+            return
+        if config.paged and folder is None:
+            self._tier = self._make_tier(nameless_files(config, list(layouts.values()), binding))
             return
         folder = (folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / TABLES
         self.scratch = folder if writable else None
@@ -65,16 +70,20 @@ class Tables:
             with disk_errors(folder):
                 make_folder(folder)
         if config.paged:
-            files = stack.enter_context(open_files(config, folder, list(layouts.values()), writable, binding))
-            tier = DiskTier(files, layouts, capacities, present(config.memory), config.look_ahead, binding.memory)
-            self._tier = stack.enter_context(tier)
+            self._tier = self._make_tier(open_files(config, folder, list(layouts.values()), writable, binding))
+
+    def _make_tier(self, files: PageFiles) -> DiskTier:
+        config = self._config
+        self._stack.enter_context(files)
+        sizes = self._layouts, self._capacities, present(config.memory), config.look_ahead
+        return self._stack.enter_context(DiskTier(files, *sizes, self._policy, not self._lasting))
 
     def make(self, name: str, num_rows: int, initial: RowInitial) -> ParameterStore:
         """A table at its initial values."""
         layout, capacity = self._layouts[name], self._capacities[name]
         if self._tier:
             there = num_rows if initial.recordable else 0
-            paged = SsdStore(name, there, layout, initial, self._tier, capacity)
+            paged = SsdStore(name, there, layout, initial, self._tier, capacity, self._lasting)
             self._stack.enter_context(paged)
             if not initial.recordable:
                 _write_all(paged, num_rows)
@@ -132,6 +141,14 @@ def open_files(
         claim(folder, listing, new=True)
         write_atomically(folder / LISTING, listing.dump())
     return files
+
+
+def nameless_files(config: StorageConfig, layouts: list[RowLayout], binding: Binding) -> PageFiles:
+    """Page files that are gone with the process, in the folders of `storage.path`. Raises InputError if one can't be
+    made."""
+    listing = Listing.new(page_bytes(config, layouts), [Path(path) for path in config.path or (tempfile.gettempdir(),)])
+    make = partial(PageFiles, Path(), listing, config.io, config.depth, warn=logger.warning, bind=binding.bind_thread)
+    return make(create=True, nameless=True)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ Guarantees, in the main thread of a command (`stopped_by_signals`):
 - A SIGHUP that was ignored stays so: `nohup`.
 
 Elsewhere, as in a notebook, `stop_on_interrupt` is alike, but no process is ended.
+
+`uninterrupted` puts Ctrl-C off until what must not be left half done is done.
 """
 
 from __future__ import annotations
@@ -246,6 +248,31 @@ def handled(signals: Sequence[int], handle: Callable[[int, object], None]) -> It
         for number, handler in zip(ours, before, strict=True):
             if signal.getsignal(number) is handle:
                 signal.signal(number, handler)
+
+
+class uninterrupted:  # noqa: N801 - a context manager, in a class because it is entered for every batch
+    """Within the block SIGINT (Ctrl-C) waits; its handler is called when the block is left. For short work.
+
+    Only the main thread has interrupts; elsewhere, and where no handler of Python's is set, nothing is changed.
+    """
+
+    __slots__ = ("_before", "_came")
+
+    def __enter__(self) -> None:
+        self._came, self._before = False, None
+        if threading.get_ident() == threading.main_thread().ident:
+            self._before = signal.getsignal(signal.SIGINT)
+            if self._before is not None:
+                signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._came = True
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            if self._came:
+                signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -7,6 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from marius_oac.errors import ConfigError, InputError
+
+
+class TooSmallError(ConfigError):
+    """There is less room than a batch needs. `what` says so, and how much it takes."""
+
+    def __init__(self, what: str):
+        super().__init__(f"{what}, or a smaller training.batch_size", "storage.memory")
+        self.what = what
+
 
 class Backing:
     """Where rows lie while no batch uses them. This class is for rows that are always at hand, as in memory.
@@ -31,7 +41,7 @@ class Backing:
         Waits while too many batches are announced.
 
         Raises:
-            ConfigError: the rows of the batch can never be at hand at once.
+            TooSmallError: the rows of the batch can never be at hand at once.
         """
 
     def fetch(self, claim: Any) -> None:
@@ -65,3 +75,65 @@ class Backing:
 
 
 IN_MEMORY = Backing()
+
+
+class Several(Backing):
+    """The backings of several stores as one: a batch has a claim of each.
+
+    `fetch` is called in plan order, and takes what a batch needs of all before a later batch gets anything of one. So
+    of two batches the earlier one never waits for the later one.
+
+    Args:
+        of_stores: the backing of each store.
+    """
+
+    def __init__(self, of_stores: Sequence[Backing]):
+        found = {id(backing): backing for backing in of_stores if backing is not IN_MEMORY}
+        self._parts = [
+            (backing, [place for place, each in enumerate(of_stores) if each is backing]) for backing in found.values()
+        ]
+        self.look_ahead = max(backing.look_ahead for backing in found.values())
+
+    def announce(self, batch_index: int, rows: Sequence[np.ndarray]) -> Any:
+        """See `Backing.announce`."""
+        return [
+            (backing, backing.announce(batch_index, [rows[place] for place in places]))
+            for backing, places in self._parts
+        ]
+
+    def fetch(self, claim: Any) -> None:
+        """See `Backing.fetch`."""
+        for backing, each in claim:
+            backing.fetch(each)
+
+    def wait(self, claim: Any) -> None:
+        """See `Backing.wait`."""
+        for backing, each in claim:
+            backing.wait(each)
+
+    def release(self, claim: Any) -> None:
+        """See `Backing.release`."""
+        for backing, each in claim:
+            backing.release(each)
+
+    def keep(self, references: np.ndarray) -> None:
+        """Raises InputError: it is unknown whose they are."""
+        raise InputError("a checkpoint refers to pages, of which no table is known")
+
+    def forget(self) -> None:
+        """See `Backing.forget`."""
+        for backing, _ in self._parts:
+            backing.forget()
+
+    def abort(self) -> None:
+        """See `Backing.abort`."""
+        for backing, _ in self._parts:
+            backing.abort()
+
+    def metrics(self) -> dict[str, float]:
+        """Sums of all."""
+        found: dict[str, float] = {}
+        for backing, _ in self._parts:
+            for name, value in backing.metrics().items():
+                found[name] = found.get(name, 0.0) + value
+        return found

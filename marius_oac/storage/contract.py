@@ -23,7 +23,7 @@ from marius_oac.errors import CheckpointError
 from marius_oac.kernels.cpu import rows as kernels
 from marius_oac.kernels.cpu.bfloat16 import bfloat16_bits
 from marius_oac.runtime.closing import Closable
-from marius_oac.storage.backing import IN_MEMORY, Backing
+from marius_oac.storage.backing import IN_MEMORY, Backing, Several
 from marius_oac.storage.checks import check_array, check_rows, check_timestamp
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.snapshots import PARTS, SavedTable, Snapshot
@@ -367,8 +367,8 @@ class ParameterStore(RowAccess, Closable):
 
 
 def backing_of(stores: Sequence[ParameterStore]) -> Backing:
-    """What the stores of a run share. Raises ValueError if they have several."""
+    """What the stores of a run share; where they have several backings, these as one."""
     found = {id(store.backing): store.backing for store in stores}
     if len(found) > 1:
-        raise ValueError(f"tables {', '.join(store.name for store in stores)} do not share their backing")
+        return Several([store.backing for store in stores])
     return next(iter(found.values()), IN_MEMORY)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from marius_oac.config.sections import OptimizerConfig, WorkersConfig
+from marius_oac.errors import InputError
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.placement import IdPlaces, Placement
@@ -244,5 +245,35 @@ def test_stores_share_what_brings_their_rows(monkeypatch):
     stores = toy_stores(ToyPlanner())
     assert backing_of(stores) is backing_of([]) is IN_MEMORY
     stores[1].backing = Recording()
-    with pytest.raises(ValueError, match="tables a, b do not share their backing"):
-        LocalSource(stores, "oac")
+    both = backing_of(stores)
+    assert both.look_ahead == 3 and LocalSource(stores, "oac").look_ahead == 3
+
+
+def test_of_several_backings_a_batch_has_a_claim_of_each():
+    class Own(Recording):
+        def __init__(self, size):
+            super().__init__()
+            self.size = size
+
+        def announce(self, batch_index, rows):
+            assert [each.size for each in rows] == [self.size]
+            return batch_index
+
+        def metrics(self):
+            return {"size": self.size}
+
+    planner = ToyPlanner(batches=20)
+    stores, backings = toy_stores(planner), [Own(12), Own(6)]
+    for store, backing in zip(stores, backings, strict=True):
+        store.backing = backing
+    both = backing_of(stores)
+    claim = both.announce(5, planner.assign_rows(planner.plan(5)).rows)
+    both.fetch(claim)
+    assert [backing.held for backing in backings] == [{5}, {5}]
+    both.wait(claim)
+    both.release(claim)
+    assert not any(backing.held for backing in backings) and both.metrics() == {"size": 18}
+    both.abort()
+    assert all(backing.aborted for backing in backings)
+    with pytest.raises(InputError, match="no table is known"):
+        both.keep(np.zeros(1, np.int64))

@@ -20,7 +20,9 @@ from marius_oac.runtime.signals import (
     stop_on_interrupt,
     stopped_at_once,
     stopped_by_signals,
+    uninterrupted,
 )
+from tests.threads import in_thread, joined
 
 WAITS = """if True:
     import selectors, signal, sys, threading, time
@@ -220,3 +222,30 @@ def test_a_second_signal_lets_clean_up_but_not_for_long(how):
         assert (done.returncode, said[1:]) == (0, ["done", str(int(signal.SIGINT))])
     else:
         assert done.returncode == -signal.SIGTERM and time.monotonic() - float(said[1]) < 10
+
+
+def test_ctrl_c_waits_for_the_end_of_what_is_not_interrupted():
+    before, done = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt):
+        with uninterrupted():
+            with uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+                done.append(1)
+            done.append(2)
+        done.append("never")
+    assert done == [1, 2] and signal.getsignal(signal.SIGINT) is before
+    with uninterrupted():
+        pass
+    with pytest.raises(ZeroDivisionError), uninterrupted():
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_in_other_threads_nothing_is_put_off():
+    def work():
+        with uninterrupted():
+            assert signal.getsignal(signal.SIGINT) is before
+        return True
+
+    before = signal.getsignal(signal.SIGINT)
+    assert joined(*in_thread(work)) is True

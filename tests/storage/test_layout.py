@@ -3,6 +3,7 @@
 import pytest
 
 from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.disk.layout import frames_beside, on_demand
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,10 @@ def test_word_value_state(dimension, state, dtype, state_offset, row_bytes):
 def test_impossible_layouts_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         RowLayout(*arguments)
+
+
+def test_no_fewer_frames_hold_so_many_pages_beside_a_call_on_demand():
+    for pages in range(300):
+        frames = frames_beside(pages)
+        assert frames - on_demand(frames) >= pages
+        assert frames == 1 or (frames - 1) - on_demand(frames - 1) < pages

@@ -249,6 +249,17 @@ def test_changed_pages_leave_once():
     assert not both.naive.writing
 
 
+def test_frames_that_are_spared_can_still_be_evicted():
+    both = loaded()
+    for pages in ([0], [0, 1], [7], [7, 8], [0, 7], [0, 1, 2, 7]):
+        left = FRAMES - len(pages)
+        assert [both.directory.shortage(array(pages), spare) for spare in (0, left, left + 1)] == [0, 0, 1]
+    both.hold([0, 1])
+    assert both.directory.shortage(array([0, 1]), FRAMES - 2) == 0
+    assert both.directory.shortage(array([0, 2]), FRAMES - 3) == 0
+    assert both.directory.shortage(array([0, 2]), FRAMES - 2) == 1
+
+
 def test_a_window_of_many_batches_wraps_round():
     """Batch numbers and entries go round their rings several times."""
     both, generator = Both(), np.random.default_rng(0)

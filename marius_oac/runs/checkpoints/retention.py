@@ -183,7 +183,7 @@ class Checkpoints:
                 raise
             sync(self.folder)
         saved = read_checkpoint(path)
-        self._keep(saved, backing_of(stores))
+        self._keep(saved, backing_of(stores))  # of several backings none keeps anything, for each copies its rows
         written()
         names = self.names()
         for name in sorted({*names} - {*names[-keep:], self.best()}):

@@ -105,8 +105,9 @@ def _announce(d, pages, batch_index):
 
 
 @compiled
-def _shortage(d, pages, slot_of):
-    """0 if the pages can get frames now, else `TOO_FEW_FRAMES` or `ON_ITS_WAY`."""
+def _shortage(d, pages, slot_of, spare):
+    """0 if the pages can get frames now such that `spare` can be evicted still, else `TOO_FEW_FRAMES` or
+    `ON_ITS_WAY`."""
     frame_of, pins = d.frame_of, d.pins
     missing, idle_hits = 0, 0
     for i in range(pages.size):
@@ -117,7 +118,7 @@ def _shortage(d, pages, slot_of):
                 return ON_ITS_WAY
         elif pins[frame] == 0:
             idle_hits += 1
-    return TOO_FEW_FRAMES if missing > d.state[_EVICTABLE] - idle_hits else 0
+    return TOO_FEW_FRAMES if missing > d.state[_EVICTABLE] - idle_hits - spare else 0
 
 
 @compiled
@@ -262,9 +263,10 @@ class Directory:
         self._pending += 1
         _announce(self.arrays, pages, batch_index)
 
-    def shortage(self, pages: np.ndarray) -> int:
-        """0 if `hold` can be called now, else `TOO_FEW_FRAMES` or `ON_ITS_WAY`."""
-        return _shortage(self.arrays, pages, self._slot_of)
+    def shortage(self, pages: np.ndarray, spare: int = 0) -> int:
+        """0 if `hold` can be called now, after which `spare` frames are without pins, else `TOO_FEW_FRAMES` or
+        `ON_ITS_WAY`."""
+        return _shortage(self.arrays, pages, self._slot_of, spare)
 
     def hold(self, pages: np.ndarray, batch_index: int = -1) -> tuple[np.ndarray, np.ndarray]:
         """Pins `pages`, int64 [n], ascending, and assigns frames to missing ones.

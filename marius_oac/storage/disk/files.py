@@ -8,7 +8,8 @@ Guarantees:
 - A disk error is an `OSError` that names the file, in the calling thread.
 - Files that are opened for writing are locked (flock(2)) until `close`, and have no hard or symbolic links.
   `disk.owner` prevents copies of a run from writing to the same files one after another.
-- `close` ends all threads and closes all files.
+- `close` ends all threads and closes all files. So does the end of an object that nobody closed and nothing uses.
+- Files without names (`nameless`) are gone with the process, however it ends.
 
 Measured (`benchmarks/disk/page_io.py`): compiled loops of `preadv` in many threads reach at least 0.9 of fio's io_uring
 at the same depth, also beside threads that run Python. `async_io` is as fast with a quarter less processor time, and
@@ -25,12 +26,15 @@ import json
 import os
 import re
 import sys
+import tempfile
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +57,7 @@ MOST_PAGE_BYTES = 1 << 30
 _MOST_FILES = 1024
 _FEWEST_PAGES_A_JOB = 8  # a job costs as much as some pages
 _MOST_THREADS = 32
+_INDIRECT = "{}: this file system has no direct I/O; storage.io is 'buffered' there"
 _NICE = 10  # pages are requested batches ahead, so threads that compute get the cores first
 
 
@@ -138,6 +143,7 @@ class PageFiles(Closable):
         writable: open them for writing.
         warn: called with one line if a file system has no direct I/O and buffered I/O is used.
         bind: called by each thread with its name before its first request.
+        nameless: make files without names, in the folders of those of the listing.
 
     Raises:
         InputError: a file is missing, can't be made, or belongs to another run or version; or it is opened for writing
@@ -154,36 +160,33 @@ class PageFiles(Closable):
         writable: bool = True,
         warn: Callable[[str], None] = lambda line: None,
         bind: Callable[[str], object] | None = None,
+        nameless: bool = False,
     ):
         self.listing, self.page_bytes, self._slots = listing, listing.page_bytes, 0
         self._folder, self._paths = folder, [folder / name for name in listing.files]
-        self._descriptors, self._writable = [], writable
+        self._descriptors: list[int] = []
+        self._writable = writable
         self._made: list[Path] = []
-        self._bind, self._own = bind, threading.local()
+        self._own = threading.local()
         self._contexts: list[async_io.Context] = []
         asynchronous = io == "direct" and async_io.supported()
         self._window = min(depth, MOST_PAGES_A_JOB) if asynchronous else 0
-        self._threads = ThreadPoolExecutor(num_threads(io, depth), "io", self._begin)
+        # Nothing that the threads hold refers to this object, so that it can become garbage while they wait for work.
+        begin = partial(_begin, bind, asynchronous, self._own, self._contexts)
+        self._threads = ThreadPoolExecutor(num_threads(io, depth), "io", begin)
+        weakref.finalize(self, _close, self._contexts, self._descriptors)
+        if nameless:
+            self._paths = [path.parent for path in self._paths]
         try:
             for number, path in enumerate(self._paths):
-                self._descriptors.append(self._open(path, number, io, create, writable, warn))
+                opened = _nameless(path, io, warn) if nameless else self._open(path, number, io, create, writable, warn)
+                self._descriptors.append(opened)
         except BaseException:
             self.close()
             for path in self._made:
                 path.unlink()
             raise
         self._kernel_descriptors = np.array(self._descriptors, np.int64)
-
-    def _begin(self) -> None:
-        """Initialises each thread."""
-        if self._bind:
-            self._bind("io")
-        if sys.platform == "linux":  # elsewhere it would affect the whole process
-            os.nice(_NICE)
-        if self._window:
-            with suppress(OSError):  # beyond the system's limit this thread makes one request after another
-                self._own.context = async_io.take()
-                self._contexts.append(self._own.context)
 
     def _open(self, path: Path, number: int, io: str, create: bool, writable: bool, warn: Callable[[str], None]) -> int:
         header = self.listing.header(number)
@@ -300,10 +303,43 @@ class PageFiles(Closable):
     def close(self) -> None:
         """Ends the threads and closes the files. A second call does nothing."""
         self._threads.shutdown()
-        while self._contexts:
-            async_io.give_back(self._contexts.pop())
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        _close(self._contexts, self._descriptors)
+
+
+def _begin(
+    bind: Callable[[str], object] | None, asynchronous: bool, own: threading.local, contexts: list[async_io.Context]
+) -> None:
+    """Initialises each thread."""
+    if bind:
+        bind("io")
+    if sys.platform == "linux":  # elsewhere it would affect the whole process
+        os.nice(_NICE)
+    if asynchronous:
+        with suppress(OSError):  # beyond the system's limit this thread makes one request after another
+            own.context = async_io.take()
+            contexts.append(own.context)
+
+
+def _close(contexts: list[async_io.Context], descriptors: list[int]) -> None:
+    while contexts:
+        async_io.give_back(contexts.pop())
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+def _nameless(folder: Path, io: str, warn: Callable[[str], None]) -> int:
+    """A new file without a name in a folder. Raises InputError if it can't be made."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            descriptor = os.dup(file.fileno())
+    except OSError as error:
+        raise InputError(f"no page file can be made there: {error.strerror}", folder) from None
+    if io == "direct":
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+        except OSError:
+            warn(_INDIRECT.format(folder))
+    return descriptor
 
 
 def _opened(path: Path, io: str, flags: int, warn: Callable[[str], None]) -> int:
@@ -313,7 +349,7 @@ def _opened(path: Path, io: str, flags: int, warn: Callable[[str], None]) -> int
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            warn(f"{path.parent}: this file system has no direct I/O; storage.io is 'buffered' there")
+            warn(_INDIRECT.format(path.parent))
     return os.open(path, flags)
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marius_oac.errors import ConfigError
 from marius_oac.kernels.cpu import pages as page_kernels
+from marius_oac.storage.backing import TooSmallError
 from marius_oac.storage.contract import RowLayout
 
 BLOCK_BYTES = 4096  # the alignment of direct I/O
 PAGE_TABLE_BYTES = 32  # overhead of each page of a table: directory, slot, checksum, and the references of two slots
+_SHARE = 8
 FRAME_BYTES = 77  # overhead of each frame: directory, twelve entries of announced batches
 
 
@@ -53,14 +54,24 @@ def page_bytes_for(row_bytes: Sequence[int]) -> int:
     return size
 
 
-def too_small(what: str, pages: int, frames: int, page_bytes: int) -> ConfigError:
-    """The error of a batch that needs more pages than there are frames."""
-    need = -(-pages * (page_bytes + FRAME_BYTES) >> 20)
-    return ConfigError(
-        f"{what} uses {pages:,} pages of {page_bytes:,} bytes and the memory holds {frames:,}: {need:,} MiB are needed "
-        "at least, or a smaller training.batch_size",
-        "storage.memory",
+def too_small(what: str, pages: int, frames: int, page_bytes: int, spare: int = 0) -> TooSmallError:
+    """The error of a batch that needs more pages than there are frames, of which it leaves `spare`."""
+    need = -(-(frames_beside(pages) if spare else pages) * (page_bytes + FRAME_BYTES) >> 20)
+    return TooSmallError(
+        f"{what} uses {pages:,} pages of {page_bytes:,} bytes and the memory holds {frames - spare:,}: {need:,} MiB "
+        "are needed at least"
     )
+
+
+def on_demand(frames: int) -> int:
+    """Of so many frames, those that a call may hold at once whose rows were not announced: other calls find some,
+    too."""
+    return max(1, frames // _SHARE)
+
+
+def frames_beside(pages: int) -> int:
+    """The fewest frames of which a batch can hold so many pages and leave `on_demand`."""
+    return pages + max(1, (pages - 1) // (_SHARE - 1))
 
 
 def frames_in(budget: int, page_bytes: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from marius_oac.errors import CheckpointError
 from marius_oac.kernels.cpu import pages as page_kernels
 from marius_oac.kernels.cpu import rows as kernels
+from marius_oac.runtime.signals import uninterrupted
 from marius_oac.storage.contract import ParameterStore, RowAccess, RowLayout, Update
 from marius_oac.storage.disk.saved_pages import PagedRows, SavedPages, fill_pages
 from marius_oac.storage.disk.tier import DiskTier
@@ -20,13 +21,16 @@ from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import apply_locked
 from marius_oac.storage.snapshots import SavedTable, Snapshot
 
-_SHARE = 8  # a call uses at most this fraction of the frames at a time, so that other calls find frames too
-
 
 class SsdStore(ParameterStore):
     """A table of a `DiskTier`.
 
     Rows that were never written need no disk space: they are computed on demand.
+
+    Args:
+        name, num_rows, layout, initial, capacity: see `ParameterStore`.
+        tier: that of the table.
+        lasting: the page files outlive the process, so a snapshot may refer to them.
     """
 
     def __init__(
@@ -37,9 +41,11 @@ class SsdStore(ParameterStore):
         initial: RowInitial,
         tier: DiskTier,
         capacity: int | None = None,
+        lasting: bool = True,
     ) -> None:
         super().__init__(name, num_rows, layout, initial, capacity)
         self.backing = self._tier = tier
+        self._lasting = lasting
         self._first_rows, self._place = num_rows, tier.tables[name]
         self._held = HeldRows(self, tier)
         tier.fill_with(name, self._fill)
@@ -51,7 +57,10 @@ class SsdStore(ParameterStore):
         return 0 if self._closed else rows * self.layout.row_bytes
 
     def snapshot(self) -> Snapshot:
-        """See `ParameterStore.snapshot`: writes the pages that have changed, and hands out where all of them lie."""
+        """See `ParameterStore.snapshot`: writes the pages that have changed, and hands out where all of them lie.
+        Without `lasting` files it copies rows."""
+        if not self._lasting:
+            return super().snapshot()
         self.flush()
         if self._tier.not_finite:
             raise FloatingPointError(f"{self._tier.not_finite} hold NaN or infinite numbers")
@@ -85,13 +94,13 @@ class SsdStore(ParameterStore):
     def _in_parts(self, rows: np.ndarray, work: Callable[[slice], int | None], oldest: bool = False) -> int:
         """Calls `work` for parts of the rows whose pages need at most a fraction of the memory, and are held meanwhile.
         Returns the sum of what it returns."""
-        most = max(1, self._tier.frames // _SHARE)
         pages = rows // self._place.rows_per_page
         new = np.flatnonzero(np.diff(pages, prepend=-1))
-        starts, total = [*new[::most].tolist(), rows.size], 0
+        starts, total = [*new[:: self._tier.on_demand].tolist(), rows.size], 0
         for first, last in zip(starts, starts[1:], strict=False):
             part = slice(first, last)
-            with self._tier.holding(self._place.pages_of(rows[part]), oldest):
+            # Ctrl-C must not come between: what it leaves held would never be evicted.
+            with uninterrupted(), self._tier.holding(self._place.pages_of(rows[part]), oldest):
                 total += work(part) or 0
         return total
 

@@ -16,6 +16,8 @@ Guarantees:
   with frames waits only for the disk. So there is no deadlock between claims.
 - A page is read only after its last write has ended, and accepted only if it has the checksum of that write. A torn,
   stale, misplaced or flipped page is an error that names it.
+- With `leaves_room`, claims of batches leave frames without pins, as many as a call on demand holds (`holding`): such a
+  call waits for the disk and other such calls alone, whoever keeps batches open.
 - The first error of an I/O thread is raised by every call that waits, then and later; so is `Closed` after `abort`.
 - `close` ends all threads and closes all files. Data that is not in a checkpoint is lost then.
 
@@ -39,7 +41,7 @@ from marius_oac.storage.backing import Backing
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.disk.directory import ON_ITS_WAY, WRITING, Directory, zeros
 from marius_oac.storage.disk.files import PageFiles
-from marius_oac.storage.disk.layout import PagedTable, frames_in, too_small
+from marius_oac.storage.disk.layout import PagedTable, frames_beside, frames_in, on_demand, too_small
 from marius_oac.storage.disk.moves import Fill, Move, PageMover, Traffic
 from marius_oac.storage.disk.slots import Slots
 from marius_oac.storage.reserved import reserve
@@ -66,6 +68,10 @@ class DiskTier(Backing, Closable):
         budget: bytes for frames and their overhead; see `frames_in`.
         look_ahead: the number of batches that may be announced but not fetched yet.
         policy: the placement of the memory on NUMA nodes.
+        leaves_room: batches may be open for as long as somebody likes, who reads other rows meanwhile.
+
+    Attributes:
+        on_demand: the most pages that a call on demand may hold.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class DiskTier(Backing, Closable):
         budget: int,
         look_ahead: int,
         policy: MemoryPolicy | None = None,
+        leaves_room: bool = False,
     ):
         self.files, self.page_bytes, self.traffic = files, files.page_bytes, Traffic()
         self.look_ahead = look_ahead
@@ -85,7 +92,9 @@ class DiskTier(Backing, Closable):
             rows = self.page_bytes // layout.row_bytes
             self.tables[name] = PagedTable(name, layout, rows, first, -(-capacities[name] // rows))
             first += self.tables[name].num_pages
-        self.frames = min(frames_in(budget, self.page_bytes), first)
+        self.frames = min(frames_in(budget, self.page_bytes), frames_beside(first) if leaves_room else first)
+        self.on_demand = on_demand(self.frames)
+        self._spare = self.on_demand if leaves_room else 0
         self.slot_of, self.checksum_of = zeros(first, np.int64), zeros(first, np.uint64)  # slot + 1; 0: none
         entries = max(_ENTRIES_PER_FRAME * self.frames, 1 << 10)
         self.directory = Directory(first, self.frames, entries, look_ahead, self.slot_of)
@@ -118,8 +127,8 @@ class DiskTier(Backing, Closable):
             np.concatenate([table.pages_of(part) for table, part in zip(self.tables.values(), rows, strict=True)]),
             batch_index,
         )
-        if claim.pages.size > self.frames:
-            raise too_small(f"batch {batch_index}", claim.pages.size, self.frames, self.page_bytes)
+        if claim.pages.size > self.frames - self._spare:
+            raise too_small(f"batch {batch_index}", claim.pages.size, self.frames, self.page_bytes, self._spare)
         with self._room:
             self._wait(self._room, lambda: self.directory.can_announce(claim.pages))
             self.directory.announce(claim.pages, batch_index)
@@ -129,7 +138,7 @@ class DiskTier(Backing, Closable):
         """Assigns frames to the claim's pages, and starts reading missing pages. Waits while others hold too many."""
         with self._lock:
             # It waits for the condition that the shortage depends on, not for every page that is moved.
-            while shortage := self._shortage(claim.pages):
+            while shortage := self._shortage(claim):
                 (self._written if shortage == ON_ITS_WAY else self._room).wait()
             claim.ticket, self._tickets = self._tickets, self._tickets + 1
             with self._failing():
@@ -154,7 +163,8 @@ class DiskTier(Backing, Closable):
 
     @contextmanager
     def holding(self, pages: np.ndarray, oldest: bool = False) -> Iterator[None]:
-        """Within the block the pages, int64 [n], ascending, are in memory. They need not be announced."""
+        """Within the block the pages, int64 [n], ascending, at most `on_demand`, are in memory. They need not be
+        announced."""
         claim = Claim(pages)
         self.fetch(claim)
         try:
@@ -245,10 +255,10 @@ class DiskTier(Backing, Closable):
         if self._error is not None:
             raise self._error
 
-    def _shortage(self, pages: np.ndarray) -> int:
+    def _shortage(self, claim: Claim) -> int:
         if self._error is not None:
             raise self._error
-        return self.directory.shortage(pages)
+        return self.directory.shortage(claim.pages, self._spare if claim.batch_index >= 0 else 0)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

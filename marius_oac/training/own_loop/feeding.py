@@ -92,7 +92,8 @@ def _table(served: Served, name: str, optimizers: Sequence[RowsOptimizer]) -> Ta
         raise InputError(f"{name!r} is in {count} of `optimizers`, such as mt.Adagrad", "Engine: optimizers")
     table = served.table
     if table is None:
-        table = Table(name, served.dimension, served.std, served.seed, owners[0].config, served.capacity)
+        table = Table(name, served.dimension, served.std, served.seed, owners[0].config, served.capacity,
+                      served.storage)  # fmt: skip
         if served.first_rows is not None:
             table.begin_with(served.first_rows.detach().numpy())
     if table.broken is not None:

@@ -14,7 +14,7 @@ from marius_oac.errors import InputError, shown
 from marius_oac.training.own_loop.at_hand import NotAnnounced, Rows
 from marius_oac.training.own_loop.key_forms import Keys, read_keys
 from marius_oac.training.own_loop.served import Served
-from marius_oac.training.own_loop.tables import Table
+from marius_oac.training.own_loop.tables import Table, storage
 from marius_oac.types import present
 
 _REFUSED = {
@@ -36,8 +36,12 @@ class Keyed(nn.Module):
         padding_idx: a key, or a text, that stands for none: its vector is 0, bags leave it out, and nothing trains it.
         std: standard deviation of new rows' values, which are normal.
         seed: new rows are a function of seed, the module's name in the model, and key.
-        capacity: the largest number of rows; None: as many as half of the free memory holds.
-        shares: a module whose table this one uses, too; `std`, `seed` and `capacity` are that one's.
+        capacity: the largest number of rows; None: as many as half of the free memory holds, or, with `path`, half of
+            the free disk.
+        shares: a module whose table this one uses, too; all that is said of rows is that one's.
+        memory: bytes of memory for rows and their optimizer state, or a text such as "8GiB"; the other rows are in
+            files under `path`. None: all are in memory.
+        path: a folder, or a list of folders, one for each device.
 
     Attributes:
         served: its table, and what an engine gives to it; one object for all modules of a table.
@@ -45,7 +49,8 @@ class Keyed(nn.Module):
 
     def __init__(
         self, dimension: int, *more: Any, padding_idx: int | str | None = None, std: float | None = None,
-        seed: int | None = None, capacity: int | None = None, shares: Keyed | None = None, **other: Any,
+        seed: int | None = None, capacity: int | None = None, shares: Keyed | None = None,
+        memory: int | str | None = None, path: Any = None, **other: Any,
     ):  # fmt: skip
         super().__init__()
         if more:
@@ -63,9 +68,11 @@ class Keyed(nn.Module):
             raise InputError(f"padding_idx must be a key, not {shown(padding_idx)}", type(self).__name__)
         self.dimension, self.padding_idx = dimension, padding_idx
         if shares is None:
-            self.served = Served(dimension, 1.0 if std is None else std, seed or 0, capacity)
+            place = storage(memory, path, type(self).__name__)
+            self.served = Served(dimension, 1.0 if std is None else std, seed or 0, capacity, place)
         else:
-            self._check_shares(shares, {"std": std, "seed": seed, "capacity": capacity})
+            own = {"std": std, "seed": seed, "capacity": capacity, "memory": memory, "path": path}
+            self._check_shares(shares, own)
             self.served = shares.served
 
     def _check_shares(self, shares: Any, own: Mapping[str, Any]) -> None:

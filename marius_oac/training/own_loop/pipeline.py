@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from marius_oac.errors import InputError
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device, HostDevice
 from marius_oac.pipeline.rows import LocalRows, LocalSource, RowExchange
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runtime.aligned import aligned_empty
+from marius_oac.storage.backing import TooSmallError
 from marius_oac.training.own_loop.at_hand import Rows
 from marius_oac.training.own_loop.hand_over import HandOver
 from marius_oac.training.own_loop.planner import Fed, LoopBatch
@@ -80,6 +82,12 @@ class _LoopRows(LocalRows):
     def __init__(self, source: LoopSource, device: Device, stop_requested: Callable[[], bool]):
         super().__init__(source, device, stop_requested)
         self._stop = source.stop
+
+    def announce(self, batch: Batch) -> None:
+        try:
+            super().announce(batch)
+        except TooSmallError as error:
+            raise InputError(f"{error.what}, or smaller batches", "memory") from None
 
     def abort(self) -> None:
         super().abort()

@@ -7,10 +7,11 @@ from typing import Protocol
 
 import torch
 
+from marius_oac.config.sections import StorageConfig
 from marius_oac.training.own_loop.announced import Announced
 from marius_oac.training.own_loop.at_hand import Rows
 from marius_oac.training.own_loop.key_forms import Keys
-from marius_oac.training.own_loop.tables import Table
+from marius_oac.training.own_loop.tables import IN_MEMORY, Table
 
 
 class Reader(Protocol):
@@ -46,6 +47,7 @@ class Served:
 
     Attributes:
         dimension, std, seed, capacity: of its rows; see `Keyed`.
+        storage: where they lie.
         first_rows: float32 [n, dimension], of keys 0 to n - 1, until there is a table; None: drawn as all others.
         table: made by the first engine.
         engine: that serves the modules now.
@@ -58,6 +60,7 @@ class Served:
     std: float
     seed: int
     capacity: int | None
+    storage: StorageConfig = IN_MEMORY
     first_rows: torch.Tensor | None = None
     table: Table | None = None
     engine: Reader | None = None

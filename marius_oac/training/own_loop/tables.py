@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from pydantic import ValidationError
 
 from marius_oac.config.sections import OptimizerConfig, StorageConfig
+from marius_oac.errors import InputError, shown
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.runs.stores import Tables
+from marius_oac.runtime.files.atomic import disk_errors
 from marius_oac.runtime.machine import cgroups
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
@@ -21,12 +28,53 @@ from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.snapshots import SavedTable
 from marius_oac.training.own_loop.key_forms import KeyArray
 
-_SHARE = 0.5  # of the free memory that a table may grow to
+IN_MEMORY = StorageConfig()
+_SHARE = 0.5  # of the free memory, and of the free disk, that a table may grow to
 _KEY_BYTES = 25  # of the index, for each row
+_PAGED_BYTES = 16  # of memory, for each row on disk: of the index, whose keys are in a file, and of its page
+
+
+def storage(memory: Any, path: Any, where: str) -> StorageConfig:
+    """Where rows lie: at most `memory` bytes of them, or a text such as "8GiB", in memory, the others in files under
+    `path`, a folder or several. Both None: all are in memory.
+
+    Raises:
+        InputError: one of the two is missing, or is no such thing.
+    """
+    if memory is None and path is None:
+        return IN_MEMORY
+    if memory is None or path is None:
+        given, other = ("path", "memory") if memory is None else ("memory", "path")
+        needs = "memory, such as '8GiB', for the rows that are not in files" if memory is None else "path, a folder for"
+        raise InputError(f"{given} needs {needs}" + " the other rows" * (path is None), f"{where}: {other}")
+    paths = [path] if isinstance(path, str | os.PathLike) else path
+    if not (isinstance(paths, list | tuple) and paths and all(isinstance(each, str | os.PathLike) for each in paths)):
+        raise InputError(f"a folder, or a list of them, not {shown(path)}", f"{where}: path")
+    folders = [os.path.abspath(each) for each in paths]
+    for folder in folders:
+        if not os.path.isdir(folder):
+            raise InputError("there is no such folder", folder)
+    try:
+        return StorageConfig(memory=memory, path=folders)
+    except ValidationError:
+        raise InputError(
+            f"a number of bytes, or a text such as '8GiB', not {shown(memory)}", f"{where}: memory"
+        ) from None
 
 
 class Table:
-    """Rows by key, in memory, of a table that is made empty.
+    """Rows by key, of a table that is made empty. Files of rows, which have no names, go with it.
+
+    Args:
+        name: of the module.
+        dimension: floats of a row's value.
+        std, seed: of new rows.
+        config: of the optimizer.
+        capacity: most rows; None: as many as half of the free memory, or of the free disk, takes.
+        place: where rows lie, as `storage` returns it.
+
+    Raises:
+        InputError: files can't be made.
 
     Attributes:
         initial: its new rows.
@@ -35,17 +83,22 @@ class Table:
         broken: why no engine may use the rows any more; None: any may.
     """
 
-    def __init__(self, name: str, dimension: int, std: float, seed: int, config: OptimizerConfig, capacity: int | None):
+    def __init__(
+        self, name: str, dimension: int, std: float, seed: int, config: OptimizerConfig, capacity: int | None,
+        place: StorageConfig = IN_MEMORY,
+    ):  # fmt: skip
         self.name, self.dimension, self.kind = name, dimension, config.kind
         optimizer = RowOptimizer(config)
         layout = RowLayout(dimension, optimizer.state_width(dimension))
-        room = int(_SHARE * cgroups.free_memory() / (layout.row_bytes + _KEY_BYTES))
+        self._folders = [Path(each) for each in place.path]
+        capacity = capacity or _room(layout.row_bytes, self._folders)
         initial = self.initial = RowInitial("normal", std, seed, name, optimizer.initial_state)
         name = quote(name, safe="").replace(".", "%2E")  # a part of files' names, up to the first dot
-        capacities = {name: min(capacity or room, MAX_CAPACITY)}
-        # The stack is never closed: the memory goes with its last view.
-        self.store = Tables(StorageConfig(), None, {name: layout}, capacities, ExitStack()).make(name, 0, initial)
-        self._keys = KeyTable(self.store)
+        self._stack = ExitStack()  # it need not be closed: memory and files go with what uses them
+        with disk_errors(self._folders[0] if self._folders else Path(name)):
+            place_of = Tables(place, None, {name: layout}, {name: min(capacity, MAX_CAPACITY)}, self._stack)
+            self.store = place_of.make(name, 0, initial)
+            self._keys = KeyTable(self.store, folder=self._folders[0] if self._folders else None)
         self._admitting = threading.Lock()  # a look-up must not find a key whose row is not in the store yet
         self.next_timestamp, self.broken = 0, None  # type: int, str | None
 
@@ -69,8 +122,10 @@ class Table:
 
     def restore(self, saved: SavedTable, keys: Mapping[str, np.ndarray]) -> None:
         """Sets rows and keys to what was saved. Raises CheckpointError if it belongs to another table."""
-        self._keys.load(keys)
-        self.store.restore(saved)
+        with self._disk_errors():
+            self.store.backing.forget()
+            self._keys.load(keys)
+            self.store.restore(saved)
 
     def begin_with(self, values: np.ndarray) -> None:
         """Gives keys 0 to n - 1 the first rows of the empty table, with these values, float32 [n, dimension].
@@ -80,7 +135,8 @@ class Table:
         """
         count = len(values)
         keys = np.zeros(count, np.uint16), np.arange(count), np.zeros(count, np.uint32)
-        self._keys.admit(*keys, np.full(count, -1), distinct=True)
+        with self._disk_errors():
+            self._keys.admit(*keys, np.full(count, -1), distinct=True)
         for block in self.store.blocks():
             block.rows[:, : self.dimension] = values[block.first_row : block.first_row + len(block.rows)]
             self.store.load(block.first_row, block.timestamps, block.rows)
@@ -92,11 +148,33 @@ class Table:
     def admit(self, distinct: DistinctKeys, rows: np.ndarray) -> None:
         """Gives rows to the keys that have none, in place; by one thread at a time. Raises InputError if the table is
         full."""
-        with self._admitting:
+        with self._admitting, self._disk_errors():
             self._keys.admit(*distinct.asked, rows, distinct=True)
 
     def look_up(self, keys: KeyArray) -> tuple[np.ndarray, np.ndarray]:
-        """Values to read, float32 [m, dimension], and the place of each of n keys, int64 [n], among them."""
+        """Values to read, float32 [m, dimension], and the place of each of n keys, int64 [n], among them.
+
+        Raises:
+            InputError: rows are on disk and an engine has failed, or the disk fails.
+        """
         with self._admitting:
+            if self.broken is not None and self._folders:
+                raise InputError(f"rows of {self.name!r} can't be read: an engine has failed: {self.broken}")
             rows, local, _ = self._keys.look_up(*keys)
         return np.ascontiguousarray(rows[:, : self.dimension]), local.astype(np.int64)
+
+    def close(self) -> None:
+        """Ends threads and closes files, if there are any; the table can't be used afterwards."""
+        self._stack.close()
+
+    def _disk_errors(self) -> AbstractContextManager[None]:
+        return disk_errors(self._folders[0]) if self._folders else nullcontext()
+
+
+def _room(row_bytes: int, folders: Sequence[Path]) -> int:
+    """The most rows that a table may have."""
+    memory = _SHARE * cgroups.free_memory()
+    if not folders:
+        return int(memory / (row_bytes + _KEY_BYTES))
+    disk = min(shutil.disk_usage(folder).free for folder in folders) * len(folders)
+    return max(1, int(min(memory / _PAGED_BYTES, _SHARE * disk / row_bytes)))

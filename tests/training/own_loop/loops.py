@@ -33,8 +33,8 @@ def key_batches(count, keys=200, most=24, seed=0):
 class Loop:
     """A model of one table, with an engine."""
 
-    def __init__(self, in_flight=4, mode="oac", lr=0.1, optimizer=mt.Adagrad, **given):
-        self.items = mt.Embedding(4, **given)
+    def __init__(self, in_flight=4, mode="oac", lr=0.1, optimizer=mt.Adagrad, dimension=4, **given):
+        self.items = mt.Embedding(dimension, **given)
         self.model = torch.nn.Sequential(self.items)
         self.rows = optimizer(self.model, lr=lr)
         self.engine = mt.Engine(
@@ -49,7 +49,7 @@ class Loop:
         return loss.item()
 
     def table(self, keys=200):
-        """Rows of the keys below `keys`, float32 [keys, 4]."""
+        """Rows of the keys below `keys`, float32 [keys, dimension]."""
         self.model.eval()
         found = self.items(torch.arange(keys)).clone()
         self.model.train()

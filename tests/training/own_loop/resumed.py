@@ -1,4 +1,5 @@
-"""A loop that is saved, killed and resumed: `python -m tests.training.own_loop.resumed FOLDER KILLED_AT`."""
+"""A loop that is saved, killed and resumed: `python -m tests.training.own_loop.resumed FOLDER KILLED_AT
+[DISK]`, with rows in files in folder DISK if it is given."""
 
 import os
 import random
@@ -49,9 +50,9 @@ LOADERS = {"stateful": Stateful, "shuffled": shuffled, "generator": lambda: map(
 class Training:
     """Two passes over a loader, with dropout, a schedule and a count of passes."""
 
-    def __init__(self, loader="stateful", in_flight=4, rows=mt.Adagrad):
+    def __init__(self, loader="stateful", in_flight=4, rows=mt.Adagrad, **place):
         random.seed(1), np.random.seed(1), torch.manual_seed(1)
-        self.items = mt.Embedding(4)
+        self.items = mt.Embedding(4, **place)
         self.model = nn.Sequential(self.items, nn.Dropout(0.3), nn.Linear(4, 1))
         self.rows, self.dense = rows(self.model, lr=0.3), torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.rows, 4, gamma=0.8)
@@ -101,8 +102,8 @@ def equal(one, other):
     return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
-def main(folder, killed_at):
-    training = Training()
+def main(folder, killed_at, disk=None):
+    training = Training(**({"memory": 9 * 4173, "path": disk} if disk else {}))
 
     def after(count):
         if count % 4 == 0:
@@ -117,4 +118,4 @@ def main(folder, killed_at):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -114,9 +114,13 @@ def test_a_checkpoint_is_saved_again_and_loaded_back_in_place(tmp_path):
 
 
 @pytest.mark.usefixtures("forked_programs")
-def test_a_killed_loop_is_resumed_with_the_bits_of_one_that_was_not(tmp_path):
+@pytest.mark.parametrize("disk", ["", pytest.param("disk", marks=pytest.mark.slow)])
+def test_a_killed_loop_is_resumed_with_the_bits_of_one_that_was_not(tmp_path, disk):
+    places = [str(tmp_path / disk)] * bool(disk)
+    (tmp_path / disk).mkdir(exist_ok=True)
+
     def run(killed_at):
-        command = [sys.executable, "-m", "tests.training.own_loop.resumed", str(tmp_path), str(killed_at)]
+        command = [sys.executable, "-m", "tests.training.own_loop.resumed", str(tmp_path), str(killed_at), *places]
         return subprocess.run(command, cwd=ROOT, timeout=60, capture_output=True).returncode
 
     assert [run(5), run(17), run(0)] == [-signal.SIGKILL, -signal.SIGKILL, 0]
