@@ -7,8 +7,19 @@ docs/own_loop.md.
 
 from marius_oac.training.own_loop.bag_collections import EmbeddingBagCollection
 from marius_oac.training.own_loop.converting import convert
+from marius_oac.training.own_loop.direct import Table
 from marius_oac.training.own_loop.engine import Engine
 from marius_oac.training.own_loop.modules import Embedding, EmbeddingBag
 from marius_oac.training.own_loop.optimizers import SGD, Adagrad, Adam
 
-__all__ = ["SGD", "Adagrad", "Adam", "Embedding", "EmbeddingBag", "EmbeddingBagCollection", "Engine", "convert"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "Engine",
+    "Table",
+    "convert",
+]

@@ -29,7 +29,7 @@ def convert(model: nn.Module, select: Select = None, **given: Any) -> nn.Module:
     Args:
         model: changed in place.
         select: which of them, by a function of a module's name and the module, or by their names; None: all.
-        given: `std`, `seed` and `capacity` of the tables; see `Keyed`.
+        given: `std`, `seed`, `capacity`, `memory` and `path` of the tables; see `Keyed`.
 
     Returns:
         The model, or the new module where the model itself is one of torch's. In an engine's `keys` the new modules

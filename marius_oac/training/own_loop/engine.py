@@ -15,12 +15,13 @@ from marius_oac.config.sections import PipelineConfig, WorkersConfig
 from marius_oac.errors import DivergedError, InputError, shown
 from marius_oac.runtime.closing import Closable
 from marius_oac.training.own_loop.announced import Announced
+from marius_oac.training.own_loop.at_hand import Rows
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful, load, save
 from marius_oac.training.own_loop.drawing import Batches, Position
 from marius_oac.training.own_loop.exits import end_at_exit
 from marius_oac.training.own_loop.feeding import KeysOfModules, feedings
 from marius_oac.training.own_loop.key_forms import joined
-from marius_oac.training.own_loop.loop import Loop
+from marius_oac.training.own_loop.loop import CallLoop, Loop
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
 from marius_oac.training.own_loop.pipeline import OpenBatch
 from marius_oac.training.own_loop.planner import Fed
@@ -42,6 +43,9 @@ class Engine(Closable):
         in_flight: batches between the reading of their rows and the end of their writing. Results don't depend on it.
         mode: oac, or sync: one batch at a time.
 
+    Attributes:
+        tables: of the modules.
+
     Raises:
         InputError: something is missing or does not fit.
     """
@@ -58,15 +62,15 @@ class Engine(Closable):
         check_stateful(stateful)
         self._optimizers = [each for each in optimizers if isinstance(each, RowsOptimizer)]
         self._feedings = feedings(model, keys, self._optimizers)
-        self._served, self._tables = zip(*((each.served, each.table) for each in self._feedings), strict=True)
-        self._parts = Parts(self._tables, model, list(optimizers), list(stateful))
+        self._served, self.tables = zip(*((each.served, each.table) for each in self._feedings), strict=True)
+        self._parts = Parts(self.tables, model, list(optimizers), list(stateful))
         self._loop: Loop | None = None
         self._position: Position | None = None  # of a pass that is not at its end
         self._resumed: Position | None = None  # where the next pass begins
         self._failed: BaseException | None = None
         self._closed = False
-        self._next = max(table.next_timestamp for table in self._tables)
-        for served, table in zip(self._served, self._tables, strict=True):
+        self._next = max(table.next_timestamp for table in self.tables)
+        for served, table in zip(self._served, self.tables, strict=True):
             served.table, served.engine, served.first_rows = table, self, None
 
     def batches(self, loader: Iterable[Any], accumulate: int = 1) -> Batches:
@@ -91,7 +95,7 @@ class Engine(Closable):
         self._end_loop()  # another one may have begun since `batches` was called
         self._check_usable()
         resumed, self._resumed, self._position = self._resumed, None, None
-        self._loop = loop = Loop(self._tables, self._config, self._next, self._fed, loader, accumulate, resumed)
+        self._loop = loop = Loop(self.tables, self._config, self._next, self._fed, loader, accumulate, resumed)
         end_at_exit(loop)
         try:
             loop.start()
@@ -109,6 +113,35 @@ class Engine(Closable):
                 self._end_loop()
         if self._failed is not None:
             raise self._failed
+
+    @contextmanager
+    def at_hand(self, batch: Any) -> Iterator[Sequence[Rows]]:
+        """Gives the rows of one batch, of each table, to modules and optimizers, and hands it back at the end.
+
+        Raises:
+            InputError: a loop over a loader is under way, the engine is of no more use, or the batch has no such keys.
+            DivergedError: rows of a batch before are NaN, infinite or too large.
+        """
+        self._check_usable()
+        if self._loop is None:
+            self._resumed = self._position = None
+            self._loop = CallLoop(self.tables, self._config, self._next, self._fed)
+            end_at_exit(self._loop)
+            self._loop.start()
+        loop = self._loop
+        if not isinstance(loop, CallLoop):
+            raise InputError("a loop over a loader is under way", "Engine")
+        opened = loop.exchange(batch)
+        if opened is None:
+            self._end_loop()
+            self._check_usable()
+            raise InputError("the loop was ended", "Engine")
+        self._place(opened)
+        try:
+            yield opened.rows
+        finally:
+            self._displace()
+            loop.give_back()
 
     def _place(self, opened: OpenBatch) -> None:
         """Makes modules and optimizers have the batch's rows."""
@@ -176,7 +209,7 @@ class Engine(Closable):
             self._loop = None
             self._next, position = loop.next_batch, loop.position()
             self._position = None if position.finished else position
-            for table in self._tables:
+            for table in self.tables:
                 table.next_timestamp = self._next
 
     def save(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
@@ -227,13 +260,13 @@ class Engine(Closable):
             return False
         self._resumed, self._position = moment.position, None
         self._next = moment.next_batch
-        for table in self._tables:
+        for table in self.tables:
             table.next_timestamp = self._next
         return True
 
     def _fail(self, error: BaseException) -> None:
         self._failed = self._failed or error
-        for table in self._tables:
+        for table in self.tables:
             table.broken = str(self._failed)
 
     def wait_until_written(self) -> None:

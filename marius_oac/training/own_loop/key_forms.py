@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from marius_oac.data.logs.fingerprints import fingerprints
 from marius_oac.errors import InputError, shown
@@ -85,6 +86,8 @@ def read_keys(value: Any, where: str) -> Keys:
     """
     if isinstance(value, np.ndarray):
         value = _of_array(value, where)
+    elif hasattr(value, "__dlpack__"):
+        value = tensor_of(value)
     if isinstance(value, torch.Tensor):
         integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
         if not integers or value.device.type != "cpu":
@@ -97,13 +100,22 @@ def read_keys(value: Any, where: str) -> Keys:
     raise InputError(f"keys must be tensors or lists of integers or of texts, not {shown(value)}", where)
 
 
+def tensor_of(value: Any) -> torch.Tensor:
+    """A tensor, an array, or anything else with `__dlpack__`, as a tensor, which may share its memory."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value if value.flags.writeable else value.copy())  # else torch warns
+    return from_dlpack(value)
+
+
 def _of_array(value: np.ndarray, where: str) -> Any:
     """A tensor, or a list of texts."""
     if value.dtype.kind == "U" or (value.dtype == object and value.ndim == 1):
         return value.tolist()
     if value.dtype.kind not in "iu" or value.dtype == np.uint64:
         raise InputError(f"keys must be int64 or smaller, not {value.dtype}", where)
-    return torch.from_numpy(value.astype(np.int64, copy=False))
+    return tensor_of(value.astype(np.int64, copy=False))
 
 
 def _nested(value: torch.Tensor, where: str) -> Keys:

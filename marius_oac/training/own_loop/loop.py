@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -214,3 +215,26 @@ class Loop:
             self.end()
         except BaseException:  # noqa: BLE001 - nobody is left to be told
             return
+
+
+class CallLoop(Loop):
+    """A loop whose batches come one at a time by calls of `exchange`, without a loader."""
+
+    def __init__(self, tables: Sequence[Table], config: PipelineConfig, first: int, fed: Keys):
+        super().__init__(tables, config, first, fed, ())
+        self._pass.draw(1)  # which finds that it has none
+
+    def position(self) -> Position:
+        """That of a pass that is at its end."""
+        return replace(super().position(), finished=True)
+
+    def exchange(self, batch: Any) -> OpenBatch | None:
+        """The batch with its rows, which is to be given back; None: the pipeline has failed."""
+        self._owner = threading.current_thread()
+        self._drawn = [batch]
+        try:
+            self._feed_unit()
+        except Closed:
+            return None
+        self._at_hand = self._hand_over.take()
+        return self._at_hand

@@ -137,9 +137,9 @@ class Table:
         keys = np.zeros(count, np.uint16), np.arange(count), np.zeros(count, np.uint32)
         with self._disk_errors():
             self._keys.admit(*keys, np.full(count, -1), distinct=True)
-        for block in self.store.blocks():
-            block.rows[:, : self.dimension] = values[block.first_row : block.first_row + len(block.rows)]
-            self.store.load(block.first_row, block.timestamps, block.rows)
+            for block in self.store.blocks():
+                block.rows[:, : self.dimension] = values[block.first_row : block.first_row + len(block.rows)]
+                self.store.load(block.first_row, block.timestamps, block.rows)
 
     def find(self, distinct: DistinctKeys) -> np.ndarray:
         """The row of each key, int64 [m]; -1: it has none yet."""
@@ -151,6 +151,22 @@ class Table:
         with self._admitting, self._disk_errors():
             self._keys.admit(*distinct.asked, rows, distinct=True)
 
+    def items(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The keys of the rows from `first` on, int64 [n], n at most `count`, and their values, float32 [n, dimension].
+
+        Raises:
+            InputError: there are texts among the keys; or as `look_up`.
+        """
+        with self._admitting:
+            self._check_readable()
+            rows = np.arange(first, min(first + count, len(self._keys)))
+            if self._keys.index.vocabularies_of(rows).any():
+                raise InputError("texts are not kept, only their fingerprints: read the rows by the texts",
+                                 f"table {self.name!r}")  # fmt: skip
+            values = np.empty((rows.size, self.store.layout.width), np.float32)
+            self.store.read(rows, values, np.empty(rows.size, np.int64))
+            return self._keys.index.keys_of(rows), np.ascontiguousarray(values[:, : self.dimension])
+
     def look_up(self, keys: KeyArray) -> tuple[np.ndarray, np.ndarray]:
         """Values to read, float32 [m, dimension], and the place of each of n keys, int64 [n], among them.
 
@@ -158,10 +174,13 @@ class Table:
             InputError: rows are on disk and an engine has failed, or the disk fails.
         """
         with self._admitting:
-            if self.broken is not None and self._folders:
-                raise InputError(f"rows of {self.name!r} can't be read: an engine has failed: {self.broken}")
+            self._check_readable()
             rows, local, _ = self._keys.look_up(*keys)
         return np.ascontiguousarray(rows[:, : self.dimension]), local.astype(np.int64)
+
+    def _check_readable(self) -> None:
+        if self.broken is not None and self._folders:
+            raise InputError(f"rows of {self.name!r} can't be read: an engine has failed: {self.broken}")
 
     def close(self) -> None:
         """Ends threads and closes files, if there are any; the table can't be used afterwards."""

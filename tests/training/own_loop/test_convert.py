@@ -79,13 +79,15 @@ def test_rows_are_the_weights_bit_for_bit_and_other_keys_have_rows_of_their_own(
     assert isinstance(model.parts["bags"], mt.EmbeddingBag) and isinstance(model.users, nn.Embedding)
 
 
-def test_a_table_of_many_blocks_begins_with_its_rows(monkeypatch):
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_table_of_many_blocks_begins_with_its_rows(disk, tmp_path):
     plain = nn.Embedding(40_000, 2)
-    items = mt.convert(plain)
+    items = mt.convert(plain, **({"memory": "512KiB", "path": str(tmp_path)} if disk else {}))
     with mt.Engine(items, {"": 0}, [mt.Adagrad(items, initial_accumulator_value=0.5)]) as engine:
         for (keys,) in engine.batches([[torch.tensor([39_999, 40_000])]]):
             assert torch.equal(items(keys)[0], plain.weight[39_999])
     assert torch.equal(items.eval()(torch.arange(40_000)), plain.weight)
+    items.table.close()
 
 
 def test_a_module_in_two_places_stays_one():
