@@ -21,6 +21,7 @@ _NEEDS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
         (f"training.optimizer.{key}", "training.optimizer.kind", users_of(ROW_OPTIMIZERS, key))
         for key in ("beta1", "beta2", "epsilon", "initial_accumulator")
     ),
+    ("compute.products", "compute.precision", ("float32", "tf32")),
     ("storage.page", "storage.on_disk", (True,)),
     ("storage.depth", "storage.on_disk", (True,)),
     ("storage.look_ahead", "storage.on_disk", (True,)),

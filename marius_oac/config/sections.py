@@ -110,13 +110,19 @@ class DenseOptimizerConfig(Section):
 
 
 class ComputeConfig(Section):
-    """`compute`: how a step multiplies matrices on the CPU."""
+    """`compute`: how a step multiplies matrices."""
 
     products: Literal["auto", "torch", "numpy"] = Field(
         "auto",
         description="Library that multiplies a training step's matrices on the CPU: torch (oneDNN, MKL) or numpy "
         "(OpenBLAS). auto: the faster one on the run's own shapes, measured as it begins (torch if it leads by 15 %). "
         "The run keeps it, since last bits depend on it. Evaluations are always NumPy's.",
+    )
+    precision: Literal["float32", "tf32", "bfloat16"] = Field(
+        "float32",
+        description="Precision of what a training step's matrix products multiply; rows, sums and optimizers are "
+        "float32. bfloat16: on a GPU, or on a CPU with AVX-512 BF16, where products of many small matrices stay "
+        "float32. tf32: on a GPU. Evaluations are always float32.",
     )
 
 

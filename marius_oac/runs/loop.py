@@ -368,5 +368,5 @@ class TrainingLoop:
         summary |= self.session.task.summary() | self.session.source.metrics()
         summary["memory.peak_rss_bytes"] = peak_rss()
         machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"
-        summary["machine"] = f"{machine}, {self.session.device}, {kernels_of(self.config.compute.products)} kernels"
+        summary["machine"] = f"{machine}, {self.session.device}, {kernels_of(self.config.compute)} kernels"
         self.folder.write_summary(summary)

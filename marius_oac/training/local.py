@@ -29,6 +29,7 @@ from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import signal_behind
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training import products
+from marius_oac.training.precision import check_precision
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ def check_task(task: Task, path: Path) -> None:
     device = pick_device(task.config.device)
     if task.config.pipeline.link and device.type != "cpu":
         raise ConfigError(f"emulates a link for a CPU; this run computes on {device}", "pipeline.link")
+    check_precision(task.config, device)
     task.check()
     for note in task.notes:
         logger.warning(note)

@@ -18,7 +18,7 @@ import torch
 
 from marius_oac.config.task import TaskConfig
 from marius_oac.kernels.ahead import cache_folder, processor
-from marius_oac.models.compute.multiply import TORCH, Layer, Times, times_of
+from marius_oac.models.compute.multiply import BFLOAT16, TORCH, Layer, Times, times_of
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.runtime import blas
 from marius_oac.tasks.registry import entry_of
@@ -32,7 +32,7 @@ def chosen(config: TaskConfig) -> tuple[str, list[str]]:
     all. Also returns remarks for the user: of kernels of NumPy's that the environment forces, if they are slow."""
     asked, forced = config.compute.products, os.environ.get(_FORCED)
     on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
-    if not on_cpu or not (asked == "auto" or forced):
+    if not on_cpu or config.compute.precision == BFLOAT16 or not (asked == "auto" or forced):
         return asked, []
     layer = entry_of(config).largest_layer(config)
     if layer is None:

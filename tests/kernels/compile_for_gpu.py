@@ -48,6 +48,8 @@ def launches() -> Iterator[jit.Launch]:
             for decoder in ("complex", "distmult"):
                 _step(decoder, dimension=100, model__reciprocal="true", training__regularization__kind="l2",
                       training__regularization__weight=0.1)  # fmt: skip
+            for precision in ("tf32", "bfloat16"):
+                _step("complex", dimension=100, compute__precision=precision)
             rows = torch.empty(10, 200, device=META)
             is_sound(rows, 100)
             ids = torch.empty(10, dtype=torch.int64, device=META)

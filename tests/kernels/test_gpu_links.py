@@ -55,6 +55,49 @@ def test_every_decoder_and_loss(decoder, loss):
     check(config, draw(config, Shape(edges=6), 1))
 
 
+@pytest.fixture
+def whole_halves(monkeypatch):
+    """The interpreter multiplies the bit patterns of bfloat16 numbers, as integers."""
+    from triton.runtime import interpreter
+
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def widened(handle):
+        if handle.data.dtype != np.uint16:
+            return handle
+        values = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(values, interpreter.tl.float32)
+
+    def create_dot(self, a, b, *more):
+        return multiply(self, widened(a), widened(b), *more)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_products_of_rounded_tiles(whole_halves, everything):
+    """Inputs in bfloat16: gradients within its rounding, and other than those of float32."""
+    config = configure("complex", everything=everything)
+    batch = draw(config, Shape())
+    loss, gradient, _ = exact(config, batch)
+    found = fused_of(config.replace("compute.precision=bfloat16"), batch)
+    assert found.losses.mean().item() == pytest.approx(loss, rel=2**-8)
+    mine, scale = added_up(found.entities), abs(gradient).max()
+    np.testing.assert_allclose(mine, gradient, rtol=0, atol=2**-6 * scale)
+    assert abs(mine - gradient).max() > 2**-14 * scale
+
+
+@pytest.mark.parametrize("precision, name", [("float32", "ieee"), ("tf32", "tf32"), ("bfloat16", "bfloat16")])
+def test_kernels_are_asked_for_the_precision(precision, name):
+    config, asked = configure("complex", compute__precision=precision), []
+    observers.append(asked.append)
+    try:
+        fused_of(config, draw(config, Shape()))
+    finally:
+        observers.pop()
+    assert {each.constants["PRECISION"] for each in asked if "PRECISION" in each.constants} == {name}
+
+
 @pytest.mark.parametrize("kind", ["l2", "n3"])
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_penalties(decoder, kind):

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marius_oac.config.sections import ComputeConfig
 from marius_oac.models.compute import multiply
 from marius_oac.models.compute.multiply import Layer, Times, by_numpy, by_torch, kernels_of, multiply_of, times_of
+from marius_oac.models.compute.rounded import ByBfloat16
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.runtime import blas
 from tests.models.asked import are_torchs, counted
@@ -130,8 +132,11 @@ def test_a_clear_lead_decides():
     assert Times(numpy=1.1, torch=1.0).faster == "numpy"
     assert Times(numpy=1.2, torch=1.0).faster == "torch"
     assert Times(numpy=1.0, torch=2.0).ratio == 0.5
-    assert multiply_of("auto") is by_numpy is multiply_of("numpy") and multiply_of("torch") is by_torch
-    assert kernels_of("auto") == blas.kernels() == kernels_of("numpy") and kernels_of("torch").startswith("torch ")
+    auto, numpy, torchs = (ComputeConfig(products=each) for each in ("auto", "numpy", "torch"))
+    assert multiply_of(auto) is by_numpy is multiply_of(numpy) and multiply_of(torchs) is by_torch
+    assert kernels_of(auto) == blas.kernels() == kernels_of(numpy) and kernels_of(torchs).startswith("torch ")
+    rounded = ComputeConfig(products="torch", precision="bfloat16")
+    assert isinstance(multiply_of(rounded), ByBfloat16) and kernels_of(rounded) == "bfloat16"
 
 
 def test_the_products_of_a_layer_are_measured_once(monkeypatch):

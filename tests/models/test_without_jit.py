@@ -8,6 +8,7 @@ import pytest
 
 SMALL = """
 import warnings
+import numpy as np
 # The float32 functions rely on integers that wrap around, and NumPy's scalars warn of it.
 warnings.simplefilter("ignore", RuntimeWarning)
 from tests.models.batches import DECODERS, LOSSES, Shape, configure, draw
@@ -22,6 +23,16 @@ for decoder in DECODERS:
             config = configure(decoder, loss, everything, shape, training__regularization__kind="n3",
                                training__regularization__weight=0.1)
             check(config, draw(config, shape), threads=2)
+from tests.models import test_bfloat16 as rounded
+for decoder in rounded.DECODERS:
+    for everything in (False, True):
+        config = configure(decoder, "softmax", everything, shape, **rounded.BFLOAT16)
+        batch = draw(config, shape)
+        for mine, theirs in zip(rounded.written_out(config, batch, 2), rounded.exact(config, batch)):
+            assert theirs is None or np.abs(mine - theirs).max() <= 2**-6 * np.abs(theirs).max()
+left, right, into = rounded.numbers(9, 7), rounded.numbers(7, 21), np.empty((9, 21), np.float32)
+rounded.ByBfloat16()(left, right, into)
+rounded.check(into, left, right)
 for kind in OPTIMIZERS:
     test_five_updates_follow_the_formulas(kind, "kernel")
 """

@@ -102,7 +102,10 @@ def test_kernels_that_the_environment_forces_are_named_where_they_are_slow(measu
 
 def test_steps_without_such_products_are_left_alone(measured):
     asked = measured(3)
-    for change in ({"model": {"decoder": "transe"}}, {"model": {"decoder": "mine.py:Decoder"}}, {"device": "cuda"}):
+    for change in (
+        {"model": {"decoder": "transe"}}, {"model": {"decoder": "mine.py:Decoder"}}, {"device": "cuda"},
+        {"compute": {"precision": "bfloat16"}},
+    ):  # fmt: skip
         assert products.chosen(graph(**change)) == ("auto", []) and not asked
 
 

@@ -23,10 +23,11 @@ from marius_oac.kernels.cpu.losses import LossRule
 from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.kernels.cpu.tiles import differentiate_scores
 
-GATHER, COPY, INVERT_ENTITIES, INVERT_RELATIONS, TILE, CANDIDATES, RELATIONS, ENTITIES = range(8)
+GATHER, COPY, INVERT_ENTITIES, INVERT_RELATIONS, TILE, CANDIDATES, RELATIONS, ENTITIES, PACK = range(9)
 """Kinds of tasks. What follows the kind in the list of tasks:
 
     GATHER, COPY             first and last candidate that is copied
+    PACK                     group, first and last of its candidates that are rounded; see `bfloat16_lanes`
     INVERT_...               nothing
     TILE                     side number, first and last edge, offset of its scores, group of candidates
     CANDIDATES               the same of consecutive tiles, first and last candidate, 1 if gradients are added to others
@@ -37,7 +38,7 @@ COLUMNS = 9
 WORDS = 16
 """Of `counters` for a phase: tasks that have been taken, and those that are finished, in cache lines of their own."""
 
-_HALF = WORDS // 2
+HALF = WORDS // 2
 _SPINS = 2000
 _BYTES = 4  # of a float
 
@@ -148,7 +149,8 @@ def _candidates(batch, sgemm, lane, task):
 
 
 @float_inlined
-def _other(batch, lane, task):
+def run_other(batch, lane, task):
+    """Runs a task of a kind that no product is in, on this lane."""
     kind, begin, end = task[0], task[1], task[2]
     gradient = batch.gradient[lane, : batch.work.queries.shape[2]]
     if kind == GATHER:
@@ -176,7 +178,19 @@ def _other(batch, lane, task):
 @float_compiled
 def other(batch, lane, task):
     """Runs a task that is no TILE and no CANDIDATES; see `run`."""
-    _other(batch, lane, task)
+    run_other(batch, lane, task)
+
+
+@float_inlined
+def await_all(finished, count):
+    """Waits until so many tasks are finished, by the counter at this address."""
+    spins = 0
+    while load(finished) < count:
+        spins += 1
+        if spins < _SPINS:
+            pause()
+        else:
+            yield_thread()
 
 
 @float_compiled
@@ -194,7 +208,7 @@ def run(batch, sgemm, tasks, phases, counters, lane):
     for phase in range(phases.size - 1):
         first, count = phases[phase], phases[phase + 1] - phases[phase]
         taken = address_of(counters) + 8 * WORDS * phase
-        finished = taken + 8 * _HALF
+        finished = taken + 8 * HALF
         at = fetch_add(taken, 1)
         while at < count:
             task = tasks[first + at]
@@ -203,13 +217,7 @@ def run(batch, sgemm, tasks, phases, counters, lane):
             elif task[0] == CANDIDATES:
                 _candidates(batch, sgemm, lane, task)
             else:
-                _other(batch, lane, task)
+                run_other(batch, lane, task)
             fetch_add(finished, 1)
             at = fetch_add(taken, 1)
-        spins = 0
-        while load(finished) < count:
-            spins += 1
-            if spins < _SPINS:
-                pause()
-            else:
-                yield_thread()
+        await_all(finished, count)

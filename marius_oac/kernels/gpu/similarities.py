@@ -16,10 +16,20 @@ MODULI = tl.constexpr(cpu.MODULI)
 
 
 @inlined
+def multiplied(a, b, into, PRECISION: tl.constexpr):
+    """The product of two tiles, added to `into` unless that is None. PRECISION: ieee, tf32, or bfloat16, to which both
+    are rounded; sums are float32."""
+    if PRECISION == "bfloat16":
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), into)
+    else:  # which is not compiled where the condition holds, as what follows a return would be
+        return tl.dot(a, b, into, input_precision=PRECISION)
+
+
+@inlined
 def scored(q, q2, c, c2, SIMILARITY: tl.constexpr, PRECISION: tl.constexpr):
     """Scores [R, K] of queries [R, D] and candidates [K, D]."""
     if SIMILARITY == INNER:
-        return tl.dot(q, tl.trans(c), input_precision=PRECISION)
+        return multiplied(q, tl.trans(c), None, PRECISION)
     d = q[:, None, :] - c[None, :, :]
     if SIMILARITY == L1:
         return -tl.sum(tl.abs(d), 2)
@@ -36,10 +46,7 @@ def pulled(g, scores, q, q2, c, c2, into, into2, AXIS: tl.constexpr, SIMILARITY:
     `g`, [R, K], are the gradients by the scores. Where a distance or a modulus is 0, its derivative is taken as 0.
     """
     if SIMILARITY == INNER:
-        if AXIS == 1:
-            into = tl.dot(g, c, into, input_precision=PRECISION)
-        else:
-            into = tl.dot(tl.trans(g), q, into, input_precision=PRECISION)
+        into = multiplied(g, c, into, PRECISION) if AXIS == 1 else multiplied(tl.trans(g), q, into, PRECISION)
         return into, into2
     # Scores are negative distances, and a candidate's difference has the other sign.
     sign = 2.0 * (1 - AXIS) - 1.0

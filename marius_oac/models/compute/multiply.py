@@ -1,6 +1,7 @@
-"""How a step multiplies matrices: a callable that writes the product of two arrays into a third. Two libraries do.
+"""How a step multiplies matrices: a callable that writes the product of two arrays into a third. Two libraries do, and
+kernels with inputs in bfloat16.
 
-Guarantees of `by_numpy` and `by_torch`:
+Guarantees of all three:
 - A product runs on the thread that calls it: NumPy's within `runtime.blas.one_thread_per_product`, torch's always.
 - Its bits depend on the values, shapes and strides of its arguments, and not on their addresses if these are aligned
   (or differ from an aligned one by as much each time).
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from marius_oac.config.sections import ComputeConfig
+from marius_oac.models.compute.rounded import ByBfloat16
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.runtime import blas
 
@@ -23,7 +26,7 @@ Multiply = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
 """Called with `left` [M, K], `right` [K, N] and `into` [M, N], or with [B, M, K], [B, K, N] and [B, M, N], all float32.
 Each is in C order or the transpose of an array in C order, or some rows or columns of one; `into` is in C order."""
 
-NUMPY, TORCH = "numpy", "torch"
+NUMPY, TORCH, BFLOAT16 = "numpy", "torch", "bfloat16"
 _ZERO = np.float32(0)
 _LEAD = 1.15
 _SECONDS, _ROUNDS = 0.02, 20
@@ -67,15 +70,17 @@ def by_torch(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
 _MULTIPLY: dict[str, Multiply] = {"auto": by_numpy, NUMPY: by_numpy, TORCH: by_torch}
 
 
-def multiply_of(products: str) -> Multiply:
-    """The `Multiply` of `compute.products`. `auto` is NumPy's: a new run has the faster library in its place, and runs
-    of versions that knew no such key had NumPy's."""
-    return _MULTIPLY[products]
+def multiply_of(compute: ComputeConfig) -> Multiply:
+    """The `Multiply` of a configuration. `compute.products: auto` is NumPy's: a new run has the faster library in its
+    place, and runs of versions that knew no such key had NumPy's."""
+    return ByBfloat16() if compute.precision == BFLOAT16 else _MULTIPLY[compute.products]
 
 
-def kernels_of(products: str) -> str:
-    """Name of the kernels in use with `compute.products`, such as `SkylakeX`, or `torch AVX512`."""
-    return f"torch {torch.backends.cpu.get_cpu_capability()}" if products == TORCH else blas.kernels()
+def kernels_of(compute: ComputeConfig) -> str:
+    """Name of the kernels in use, such as `SkylakeX`, `torch AVX512`, or `bfloat16`."""
+    if compute.precision == BFLOAT16:
+        return BFLOAT16
+    return f"torch {torch.backends.cpu.get_cpu_capability()}" if compute.products == TORCH else blas.kernels()
 
 
 class Layer(NamedTuple):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from marius_oac.batches import ClickBatch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import InputError
+from marius_oac.models.compute.device_products import products_on
 from marius_oac.models.compute.multiply import multiply_of
 from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.products import PooledProducts
@@ -78,11 +80,12 @@ class CtrStep(Updated):
         self._dimensions = Fields.of(layout).dimensions
         self._update.own(NetworkParameters(self._network, training.dense_optimizer))
         self._update.ready()
+        self._products_on = partial(products_on, device, config.compute.precision)
         self._scratch = Scratch()
         self._tensor_rows, self._stack = TensorRows(layout, self._weighted, self._update.rows), ExitStack()
         thread_pool = self._stack.enter_context(compute_threads(device, threads))
         self._array_rows = ArrayRows(layout, self._weighted, thread_pool)
-        self._products = PooledProducts(thread_pool, Scratch(), multiply_of(config.compute.products))
+        self._products = PooledProducts(thread_pool, Scratch(), multiply_of(config.compute))
         self._products_kept = PooledProducts(thread_pool, None)
 
     def compute(self, rows: Sequence[Any], data: ClickBatch[Any], timestamp: int) -> Any:
@@ -102,7 +105,8 @@ class CtrStep(Updated):
             for norm in self._norms:
                 norm.eval()
         if tensors:
-            return self._compute_tensors(rows, data, timestamp)
+            with self._products_on():
+                return self._compute_tensors(rows, data, timestamp)
         with torch_threads(1), self._products:
             gathered = self._array_rows.gather(rows, data.tables)
             labels = torch.from_numpy(self._own("labels", present(data.labels)))

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from marius_oac.batches import EncodedBatch
-from marius_oac.config.sections import DenseOptimizerConfig
-from marius_oac.models.compute.multiply import Multiply, by_numpy
+from marius_oac.config.sections import ComputeConfig, DenseOptimizerConfig
+from marius_oac.models.compute.device_products import products_on
+from marius_oac.models.compute.multiply import multiply_of
 from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.scratch import Scratch
@@ -36,6 +37,7 @@ from marius_oac.models.gnn.layers import Means
 from marius_oac.runtime.thread_pool import Shared, ThreadPool
 from marius_oac.types import map_arrays, present
 
+_DEFAULT = ComputeConfig()
 _BLOCK_ROWS = 4096
 
 
@@ -68,7 +70,7 @@ class EncodedStep(Updated):
         device: the head's.
         own: files of the user that layers come from. Their results are in memory that is not reused, and their errors
             name file and line.
-        multiply: makes the products of layers on the CPU.
+        compute: says how the products of layers are made.
     """
 
     def __init__(
@@ -81,13 +83,14 @@ class EncodedStep(Updated):
         seed: int,
         device: torch.device,
         own: Sequence[Path] = (),
-        multiply: Multiply = by_numpy,
+        compute: ComputeConfig = _DEFAULT,
     ) -> None:
         self._own, self.encoder, self.head = tuple(own), encoder.to(device), head
         self._dimension, self._seed, self._device, self._update = dimension, seed, device, update
         update.own(NetworkParameters(self.encoder, dense))
         update.ready()
-        self._products = PooledProducts(head.thread_pool, None if own else Scratch(), multiply)
+        self._products = PooledProducts(head.thread_pool, None if own else Scratch(), multiply_of(compute))
+        self._products_on = partial(products_on, device, compute.precision)
         self._scratch = Scratch()
 
     def compute(self, rows: Sequence[Any], data: EncodedBatch[Any], timestamp: int) -> Any:
@@ -120,11 +123,13 @@ class EncodedStep(Updated):
 
     def _compute_tensors(self, rows: Sequence[Tensor], data: EncodedBatch[Tensor], timestamp: int) -> Tensor:
         values = rows[0][:, : self._dimension] if rows else None
-        leaf, encoded = self._encode(values, data, timestamp, None)
+        with self._products_on():
+            leaf, encoded = self._encode(values, data, timestamp, None)
         handed = encoded.detach().clone()
         loss = self.head.compute([handed], data.head, timestamp)
         if encoded.requires_grad:
-            encoded.backward(handed)
+            with self._products_on():
+                encoded.backward(handed)
         loss = self._update.dense(loss, data, timestamp)
         if leaf is not None and values is not None:
             gradients = torch.empty_like(values)

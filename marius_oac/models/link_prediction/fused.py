@@ -26,8 +26,8 @@ from marius_oac.models.link_prediction.handwritten import _form_of, is_handwritt
 from marius_oac.models.link_prediction.losses import make_loss
 from marius_oac.types import present
 
-PRECISION = "ieee"
-"""Of products: float32, as on the CPU; "tf32" would be other numbers."""
+_PRECISIONS = {"float32": "ieee", "tf32": "tf32", "bfloat16": "bfloat16"}
+"""Of products, as the kernels name them, by `compute.precision`."""
 _FEWEST_PROGRAMS = 264
 """Programs among which the queries of a chunk are split for the gradient of its candidates: two for each multiprocessor
 of a Hopper. The same on every device, as the number is part of the order of sums."""
@@ -128,6 +128,7 @@ class FusedGradient:
         self._loss = present(make_loss(config.training.loss).code)
         self._form = _form_of(config, self._decoder)
         self._sides = 1 if config.model.reciprocal else 2
+        self._precision = _PRECISIONS[config.compute.precision]
         self._tile = present(tile_of(self._form.similarity, config.model.dimension))
 
     def __call__(self, rows: Tensor, table: Tensor | None, data: EdgeBatch[Tensor]) -> Found:
@@ -195,7 +196,7 @@ class FusedGradient:
             bounds, divisor = present(order.chunk_bounds), candidates
         factors = (1 / (self._sides * count), 1 / max(divisor, 1), loss.margin, loss.temperature)
         constants: dict[str, Any] = dict(LOSS=self._loss, SIMILARITY=self._form.similarity, ALL=data.negatives is None,
-                         SIDES=self._sides, PRECISION=PRECISION, DIMENSION=dimension, COLUMNS=tile.columns,
+                         SIDES=self._sides, PRECISION=self._precision, DIMENSION=dimension, COLUMNS=tile.columns,
                          QUERIES=tile.queries, CANDIDATES=tile.candidates, warps=tile.warps)  # fmt: skip
         ends = (data.heads, data.tails, negatives, bounds)
         tiles = -(-longest // tile.queries)

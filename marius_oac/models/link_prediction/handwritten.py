@@ -8,7 +8,8 @@ A batch has five stages. The tasks of one stage may run in any order and on any 
    scores need bounded memory;
 4. relations: sum the gradients, update the rows;
 5. entities: sum the gradients, update the rows.
-For distances, kernels replace the matrix products.
+For distances, kernels replace the matrix products. With `compute.precision: bfloat16` products have rounded inputs, and
+stage 1 rounds the candidates (`panels`, `kernels.cpu.bfloat16_lanes`).
 
 All stages are one call of a kernel on each thread (`kernels.cpu.lanes`), without Python between them, which took a
 sixth of a batch. Products of a library that kernels cannot call are made between smaller kernels, stage by stage; and
@@ -29,14 +30,15 @@ import numpy as np
 
 from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
+from marius_oac.kernels.cpu import bfloat16_lanes, lanes
 from marius_oac.kernels.cpu import decoders as geometry
 from marius_oac.kernels.cpu import edges as kernels
-from marius_oac.kernels.cpu import lanes
 from marius_oac.kernels.cpu import losses as loss_kernels
-from marius_oac.models.compute.multiply import Multiply, by_numpy
+from marius_oac.models.compute.multiply import BFLOAT16, Multiply, by_numpy
 from marius_oac.models.compute.row_optimizers import RowUpdate
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.tiles import Tile, blocks
+from marius_oac.models.link_prediction import panels
 from marius_oac.models.link_prediction.decoders import Decoder, make_decoder
 from marius_oac.models.link_prediction.losses import make_loss
 from marius_oac.models.link_prediction.program import Shape, Sizes, Waves, make_program
@@ -54,6 +56,7 @@ _BLOCK_CANDIDATES = 256
 _BLOCK_ROWS = 512
 _BLOCK_RELATIONS = 64
 _COPY_ROWS = 4096
+_PACK_VECTORS = 8
 
 
 class Relations(NamedTuple):
@@ -64,21 +67,24 @@ class Relations(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def waves_of(sides: int, offsets: tuple[int, ...], candidates: int) -> Waves:
+def waves_of(sides: int, offsets: tuple[int, ...], candidates: int, rounded: bool = False) -> Waves:
     """Cuts a batch into tiles, and groups these into waves, depending only on the batch's shape.
+
+    If inputs of products are `rounded`, tiles are smaller, and all but a chunk's last have an even number of edges.
 
     Raises:
         ValueError: a chunk has no edges, so that its candidates would get no gradients.
     """
     if any(first >= last for first, last in zip(offsets[:-1], offsets[1:], strict=True)):
         raise ValueError(f"a chunk without edges: {offsets}")
-    size = max(TILE_EDGES, min(_MAX_TILE_EDGES, _TILE_SCORES // candidates))
+    least, target = (panels.TILE_EDGES, panels.TILE_SCORES) if rounded else (TILE_EDGES, _TILE_SCORES)
+    size = max(least, min(_MAX_TILE_EDGES, target // candidates))
     size = max(1, min(size, _WAVE_SCORES // candidates))
     waves: list[list[Tile]] = [[]]
     offset = 0
     for s in range(sides):
         for chunk, (first, last) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
-            for start, stop in blocks(first, last, size):
+            for start, stop in (panels.pairwise if rounded else blocks)(first, last, size):
                 scores = (stop - start) * candidates
                 if waves[-1] and offset + scores > _WAVE_SCORES:
                     waves.append([])
@@ -120,7 +126,8 @@ class HandwrittenGradient:
         self._form, self._loss = _form_of(config, decoder), make_loss(config.training.loss)
         self._keeps_distances = needs_distances(decoder)
         self._sgemm = blas.sgemm() if multiply is by_numpy else 0
-        self._in_lanes = self._sgemm > 0 or self._form.similarity != geometry.INNER
+        self._rounded = config.compute.precision == BFLOAT16 and self._form.similarity == geometry.INNER
+        self._in_lanes = self._rounded or self._sgemm > 0 or self._form.similarity != geometry.INNER
         self._gradient = np.empty((thread_pool.count, config.model.dimension), np.float32)
 
     def compute(self, rows: np.ndarray, data: EdgeBatch[np.ndarray], rule: RowUpdate, relations: Relations) -> float:
@@ -128,7 +135,7 @@ class HandwrittenGradient:
         size, sampled = data.heads.size, self._form.sampled
         offsets = data.chunk_offsets if sampled else (0, size)
         chunks, per_group = len(offsets) - 1, present(data.negatives).shape[2] if sampled else len(rows)
-        waves = waves_of(len(self._sides), offsets, per_group)
+        waves = waves_of(len(self._sides), offsets, per_group, self._rounded)
         batch = self._arrays(rows, data, rule, relations, chunks, per_group, waves)
         self._run(batch, waves, chunks, (rule, relations.rule))
         loss = float(batch.work.losses.mean())
@@ -140,18 +147,28 @@ class HandwrittenGradient:
     def _run(self, batch: lanes.Arrays, waves: Waves, chunks: int, updates: tuple[RowUpdate, RowUpdate]) -> None:
         by_kernels = self._in_lanes and all(each.after is None for each in updates)
         shape = Shape(
-            batch.per_group, chunks, len(batch.candidates), self._form.sampled, batch.picks.size, len(batch.rows)
-        )
-        sizes = Sizes(_COPY_ROWS, _BLOCK_CANDIDATES, _BLOCK_RELATIONS, _BLOCK_ROWS)
+            batch.per_group, chunks, len(batch.candidates), self._packed(chunks), self._form.sampled, batch.picks.size,
+            len(batch.rows),
+        )  # fmt: skip
+        sizes = Sizes(_COPY_ROWS, _PACK_VECTORS, _BLOCK_CANDIDATES, _BLOCK_RELATIONS, _BLOCK_ROWS)
         program = make_program(waves, shape, sizes, together=by_kernels)
         last = len(program.phases) - 1
         in_lanes = 0 if not self._in_lanes else last if by_kernels else last - 2
         if in_lanes:
             counters = self._scratch.take("counters", last * lanes.WORDS, dtype=np.int64)
             counters[:] = 0
-            run = partial(lanes.run, batch, self._sgemm, program.tasks, program.phases[: in_lanes + 1], counters)
+            schedule = (program.tasks, program.phases[: in_lanes + 1], counters)
+            if self._rounded:
+                rounded = panels.make_panels(batch, waves, chunks, len(self._gradient), self._scratch)
+                run = partial(bfloat16_lanes.run, batch, rounded, *schedule)
+            else:
+                run = partial(lanes.run, batch, self._sgemm, *schedule)
             self._thread_pool.run([partial(run, lane) for lane in range(self._thread_pool.count)])
         run_phases(program, range(in_lanes, last), batch, updates, self._multiply, self._thread_pool)
+
+    def _packed(self, chunks: int) -> int:
+        """Groups of candidates that are rounded."""
+        return 0 if not self._rounded else len(self._sides) * chunks if self._form.sampled else 1
 
     def _arrays(
         self,
@@ -188,9 +205,9 @@ class HandwrittenGradient:
             edges=kernels.Edges(self._own("heads", data.heads), self._own("tails", data.tails), local, self._sides),
             work=work,
             listed=listed,
-            candidates=take("candidates", groups * per_group if sampled else per_group, dimension),
+            candidates=take("candidates", 0 if self._rounded else len(listed) if sampled else per_group, dimension),
             per_group=per_group,
-            scores=take("scores", num_scores),
+            scores=take("scores", 0 if self._rounded else num_scores),
             distances=take("distances", num_scores if self._keeps_distances else 0),
             first=take("first", count + 1, dtype=np.int64),
             places=take("places", 2 * size + listed.size, dtype=np.int64),

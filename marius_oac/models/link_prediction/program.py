@@ -8,15 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 from marius_oac.kernels.cpu import lanes
+from marius_oac.kernels.cpu.bfloat16_gemm import VECTOR
 from marius_oac.models.compute.tiles import Tile, blocks, stretches
 
 Waves = tuple[tuple[Tile, ...], ...]
 
 
 class Sizes(NamedTuple):
-    """How many rows a task has, at most."""
+    """How many rows a task has, at most; `packed` in vectors of 16 candidates."""
 
     copied: int
+    packed: int
     candidates: int
     relations: int
     entities: int
@@ -29,12 +31,14 @@ class Shape(NamedTuple):
         per_group: candidates of a group, which is a chunk on one side.
         chunks: of each side.
         copied: candidates that are gathered or, if they are not `sampled`, copied.
+        packed: groups of candidates that are rounded in place of that; 0: none.
         relations, entities: rows that are updated.
     """
 
     per_group: int
     chunks: int
     copied: int
+    packed: int
     sampled: bool
     relations: int
     entities: int
@@ -59,7 +63,10 @@ def make_program(waves: Waves, shape: Shape, sizes: Sizes, together: bool) -> Pr
         waves: the tiles whose scores are in memory at once.
         together: whether relations are updated beside the last products, so that their own phase is empty.
     """
-    copied = _ranges(lanes.GATHER if shape.sampled else lanes.COPY, shape.copied, sizes.copied)
+    if shape.packed:
+        copied = _packs(shape.packed, shape.per_group, sizes.packed)
+    else:
+        copied = _ranges(lanes.GATHER if shape.sampled else lanes.COPY, shape.copied, sizes.copied)
     products = list(_products(waves, shape.per_group, shape.chunks, shape.relations > 0, sizes.candidates))
     relations = _ranges(lanes.RELATIONS, shape.relations, sizes.relations)
     if together:
@@ -75,6 +82,14 @@ def _ranges(kind: int, count: int, size: int) -> np.ndarray:
     if cuts:
         tasks[:, 0], tasks[:, 1:3] = kind, cuts
     return tasks
+
+
+@lru_cache(maxsize=32)
+def _packs(groups: int, per_group: int, size: int) -> np.ndarray:
+    """The tasks that round all candidates of the groups."""
+    cuts = [(VECTOR * begin, min(VECTOR * end, per_group)) for begin, end in blocks(0, -(-per_group // VECTOR), size)]
+    tasks = [(lanes.PACK, group, *cut) for group in range(groups) for cut in cuts]
+    return np.pad(np.array(tasks, np.int64), ((0, 0), (0, lanes.COLUMNS - 4)))
 
 
 @lru_cache(maxsize=32)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.parts import WITHOUT_RELATIONS
 from marius_oac.errors import ConfigError
+from marius_oac.models.compute.device_products import products_on
 from marius_oac.models.compute.multiply import multiply_of
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.torch_state import compute_threads, torch_threads
@@ -101,11 +103,12 @@ class LinkPredictionStep(Updated):
             self._relations = RelationTable(values, optimizer, device, at_once=self._update.sync is None)
             self._update.own(self._relations)
         self._autograd, self._stack = AutogradGradient(config), ExitStack()
+        self._products_on = partial(products_on, device, config.compute.precision)
         self.thread_pool = self._stack.enter_context(compute_threads(device, threads))
         self._fused = FusedGradient(config) if is_fused(config, device) else None
         self._handwritten: HandwrittenGradient | None = None
         if is_handwritten(config):
-            self._handwritten = HandwrittenGradient(config, self.thread_pool, multiply_of(config.compute.products))
+            self._handwritten = HandwrittenGradient(config, self.thread_pool, multiply_of(config.compute))
         self._update.ready()
 
     def compute(self, rows: Sequence[Any], data: EdgeBatch[Any], timestamp: int) -> Any:
@@ -118,7 +121,8 @@ class LinkPredictionStep(Updated):
         if entities.ndim != 2 or entities.shape[1] != self._width:
             raise ValueError(f"rows {tuple(entities.shape)}, but a row has {self._width} floats")
         if isinstance(entities, torch.Tensor):
-            return self._compute_tensors(entities, data, timestamp)
+            with self._products_on():
+                return self._compute_tensors(entities, data, timestamp)
         if entities.dtype != np.float32 or not entities.flags.c_contiguous:
             raise ValueError(f"rows must be float32 in C order, not {entities.dtype} with strides {entities.strides}")
         with torch_threads(1):  # more would wait for each other actively, and take the cores from the thread pool

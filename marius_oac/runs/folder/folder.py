@@ -113,7 +113,7 @@ class RunFolder:
         Raises InputError if it exists or can't be made.
         """
         cls.check_new(path)
-        kernels = kernels_of(config.compute.products)
+        kernels = kernels_of(config.compute)
         about = _about(About(data=fingerprint, kernels=kernels, over_nodes=over_nodes), path, config, files)
         with appearing(path) as temporary:
             (temporary / "checkpoints").mkdir(parents=True)
@@ -148,7 +148,7 @@ class RunFolder:
             raise ConfigError(f"the run's rows lie in {list(self.config.storage.path)}", "storage.path")
         if not config.data_grows:  # else `folder.log` checks the files
             self.check_data(fingerprint, config)
-        here = kernels_of(config.compute.products)
+        here = kernels_of(config.compute)
         if self.about.kernels != here:
             began = self.about.kernels
             logger.warning(

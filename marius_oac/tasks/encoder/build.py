@@ -18,6 +18,7 @@ import torch
 
 from marius_oac.config.encoder import EncoderConfig, ModuleConfig, SageConfig
 from marius_oac.config.parts import own_file
+from marius_oac.config.sections import ComputeConfig
 from marius_oac.data.dgl.sampling import DglSampler
 from marius_oac.data.graphs.derived import DerivedArray, open_derived
 from marius_oac.data.graphs.features import features_fingerprint, open_features
@@ -28,7 +29,7 @@ from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
-from marius_oac.models.compute.multiply import Layer, Multiply
+from marius_oac.models.compute.multiply import Layer
 from marius_oac.models.compute.network_parameters import NETWORK
 from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import blaming_frames, own_files
@@ -128,11 +129,10 @@ class GraphEncoder:
         """Makes the layers with their initial parameters."""
         return make_encoder(self.config, self.inputs, self._seed)
 
-    def step(self, head: Head, update: Update, device: torch.device, multiply: Multiply) -> EncodedStep:
-        """Makes the step over encoded nodes, with the initial parameters; the head is made with `update.below()`, and
-        `multiply` makes products on the CPU."""
+    def step(self, head: Head, update: Update, device: torch.device, compute: ComputeConfig) -> EncodedStep:
+        """Makes the step over encoded nodes, with the initial parameters; the head is made with `update.below()`."""
         embeddings, optimizer = present(self.config.embeddings), self.config.optimizer
-        return EncodedStep(self.make(), head, embeddings, optimizer, update, self._seed, device, self.own, multiply)
+        return EncodedStep(self.make(), head, embeddings, optimizer, update, self._seed, device, self.own, compute)
 
     def encode(
         self, encoder: Encoder, rows: Read | None, out: Path, thread_pool: ThreadPool, device: torch.device, memory: int

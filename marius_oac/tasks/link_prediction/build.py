@@ -16,7 +16,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.evaluation.evaluator import is_sampled
 from marius_oac.kernels.cpu.decoders import INNER
 from marius_oac.models.compute.dense_moments import RELATIONS
-from marius_oac.models.compute.multiply import Layer, multiply_of
+from marius_oac.models.compute.multiply import Layer
 from marius_oac.models.compute.update import Update
 from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.link_prediction.decoders import make_decoder
@@ -98,9 +98,7 @@ def make_encoded_step(
     config: Config, graph: Graph, encoder: encoders.GraphEncoder, device: torch.device, threads: int, update: Update
 ) -> EncodedStep:
     """Makes the step over encoded entities, with the initial values of encoder and relations."""
-    return encoder.step(
-        make_step(config, graph, device, threads, update.below()), update, device, multiply_of(config.compute.products)
-    )
+    return encoder.step(make_step(config, graph, device, threads, update.below()), update, device, config.compute)
 
 
 def make_step(

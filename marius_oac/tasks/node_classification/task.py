@@ -19,7 +19,6 @@ from marius_oac.data.graphs.labels import Labels, read_labels
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import InputError
 from marius_oac.evaluation.own_metrics import Metric, class_metrics_of
-from marius_oac.models.compute.multiply import multiply_of
 from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.gnn.step import EncodedStep
@@ -103,9 +102,7 @@ class NodeClassificationTask(TaskOnGraph):
 
     def make_step(self, device: torch.device, threads: int, update: Update) -> EncodedStep:
         """See `Task.make_step`."""
-        return self.encoder.step(
-            ClassesHead(device, threads), update, device, multiply_of(self.config.compute.products)
-        )
+        return self.encoder.step(ClassesHead(device, threads), update, device, self.config.compute)
 
     @property
     def validates_on_a_sample(self) -> bool:
