@@ -17,9 +17,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from marius_oac.errors import InputError, shown
 from marius_oac.training.own_loop.announced import KeySource, field
+from marius_oac.training.own_loop.arguments import listed
 from marius_oac.training.own_loop.modules import EmbeddingBag
 
 _METHODS = ("keys", "values", "lengths", "offsets")
+_OF_CONFIG = ("name", "embedding_dim", "feature_names", "pooling")
 
 
 class KeyedTensor:
@@ -72,7 +74,12 @@ class EmbeddingBagCollection(nn.Module):
 
     def __init__(self, tables: Iterable[Any], is_weighted: bool = False, **given: Any):
         super().__init__()
-        self._configs, self._weighted = list(tables), is_weighted
+        self._configs, self._weighted = listed(tables, "tables", "EmbeddingBagCollection"), is_weighted
+        for each in self._configs:
+            for needed in _OF_CONFIG:
+                if not hasattr(each, needed):
+                    raise InputError(f"{shown(each)} is no configuration of a table: it has no {needed}",
+                                     "EmbeddingBagCollection")  # fmt: skip
         for name, count in Counter(each.name for each in self._configs).items():
             if count > 1:
                 raise InputError(f"there are two tables {name!r}", "EmbeddingBagCollection")

@@ -189,4 +189,4 @@ def check_stateful(given: Sequence[Any]) -> None:
     """Raises InputError if one has no state to save."""
     for each in given:
         if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-            raise InputError(f"{shown(each)} has no state_dict and load_state_dict", "Engine: stateful")
+            raise InputError(f"{shown(each)} has no state_dict and load_state_dict", "Engine")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from marius_oac.errors import InputError, shown
+from marius_oac.training.own_loop.arguments import check_model, listed
 from marius_oac.training.own_loop.modules import Embedding, EmbeddingBag, Keyed
 
 Select = Callable[[str, nn.Module], bool] | Iterable[str] | None
@@ -38,6 +39,7 @@ def convert(model: nn.Module, select: Select = None, **given: Any) -> nn.Module:
     Raises:
         InputError: none is selected, or one of them can't be replaced; nothing has changed.
     """
+    check_model(model, "convert")
     chosen = _chosen(model, select)
     if not chosen:
         raise InputError("there is no nn.Embedding or nn.EmbeddingBag in the model, or none is selected", "convert")
@@ -62,11 +64,11 @@ def _chosen(model: nn.Module, select: Select) -> dict[Any, str]:
         pick = select or (lambda name, module: True)
         named = {name: each for name, each in there.items() if isinstance(each, _KINDS) and pick(name, each)}
     else:
-        listed = [select] if isinstance(select, str) else list(select)
-        for name in listed:
+        names = [select] if isinstance(select, str) else listed(select, "select", "convert")
+        for name in names:
             if not isinstance(there.get(name), _KINDS):
                 raise InputError(f"{shown(name)} is no nn.Embedding or nn.EmbeddingBag of the model", "convert")
-        named = {name: there[name] for name in listed}
+        named = {name: there[name] for name in names}
     chosen: dict[Any, str] = {}
     for name, module in named.items():
         chosen.setdefault(module, name)

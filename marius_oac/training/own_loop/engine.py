@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from marius_oac.config.sections import PipelineConfig, WorkersConfig
 from marius_oac.errors import DivergedError, InputError, shown
 from marius_oac.runtime.closing import Closable
 from marius_oac.training.own_loop.announced import Announced
+from marius_oac.training.own_loop.arguments import check_model, check_whole, folder_of, listed
 from marius_oac.training.own_loop.at_hand import Rows
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful, load, save
 from marius_oac.training.own_loop.drawing import Batches, Position
@@ -56,19 +56,26 @@ class Engine(Closable):
     ):  # fmt: skip
         if mode not in _MODES:
             raise InputError(f"mode must be one of {', '.join(_MODES)}, not {shown(mode)}", "Engine")
+        check_model(model, "Engine")
+        optimizers = listed(optimizers, "optimizers", "Engine")
         if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 1 <= in_flight <= 1024:
             raise InputError(f"in_flight must be a number from 1 to 1024, not {shown(in_flight)}", "Engine")
         self._config = PipelineConfig(mode=mode, in_flight=in_flight, workers=_ONE)
-        check_stateful(stateful)
+        group = torch.distributed
+        if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+            raise InputError(f"it is one of {group.get_world_size()} processes: each would train a table of its own",
+                             "Engine")  # fmt: skip
+        stateful = listed(stateful, "stateful", "Engine")
+        check_stateful([*optimizers, *stateful])
         self._optimizers = [each for each in optimizers if isinstance(each, RowsOptimizer)]
-        self._feedings = feedings(model, keys, self._optimizers)
+        self._feedings = feedings(model, keys, optimizers)
         self._served, self.tables = zip(*((each.served, each.table) for each in self._feedings), strict=True)
-        self._parts = Parts(self.tables, model, list(optimizers), list(stateful))
+        self._parts = Parts(self.tables, model, optimizers, stateful)
         self._loop: Loop | None = None
         self._position: Position | None = None  # of a pass that is not at its end
         self._resumed: Position | None = None  # where the next pass begins
         self._failed: BaseException | None = None
-        self._closed = False
+        self._closed, self._pid = False, os.getpid()
         self._next = max(table.next_timestamp for table in self.tables)
         for served, table in zip(self._served, self.tables, strict=True):
             served.table, served.engine, served.first_rows = table, self, None
@@ -87,8 +94,9 @@ class Engine(Closable):
         self._check_usable()
         self._end_loop()
         self._check_usable()
-        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-            raise InputError(f"accumulate must be a number of at least 1, not {shown(accumulate)}", "Engine.batches")
+        check_whole(accumulate, "accumulate", "Engine.batches")
+        if not isinstance(loader, Iterable):
+            raise InputError(f"a loader is needed, not {shown(loader)}", "Engine.batches")
         return Batches(self._iterate(loader, accumulate), loader)
 
     def _iterate(self, loader: Iterable[Any], accumulate: int) -> Generator[Any, None, None]:
@@ -223,8 +231,8 @@ class Engine(Closable):
             DivergedError: parameters or rows are not finite.
             InputError: a state holds what is no plain data, or the folder can't be written.
         """
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise InputError(f"keep must be a number of at least 1, not {shown(keep)}", "Engine.save")
+        check_whole(keep, "keep", "Engine.save")
+        path = folder_of(folder, "Engine.save")
         self._check_usable()
         loop = self._loop
         if loop is not None and any(served.rows is not None and served.rows.stepped for served in self._served):
@@ -236,7 +244,7 @@ class Engine(Closable):
             moment = Moment(loop.first_untrained, loop.position())
         else:
             moment = Moment(self._next, self._position or self._resumed)
-        save(Path(folder), self._parts, moment, keep)
+        save(path, self._parts, moment, keep)
 
     def load(self, folder: str | os.PathLike[str]) -> bool:
         """Sets everything to the newest checkpoint of the folder, and ends the loop that is under way. The next
@@ -248,11 +256,12 @@ class Engine(Closable):
         Raises:
             CheckpointError: it is damaged or belongs to something else.
         """
+        path = folder_of(folder, "Engine.load")
         self._check_usable()
         self._end_loop()
         self._check_usable()
         try:
-            moment = load(Path(folder), self._parts)
+            moment = load(path, self._parts)
         except HalfLoaded as error:
             self._fail(error)
             raise
@@ -271,13 +280,20 @@ class Engine(Closable):
 
     def wait_until_written(self) -> None:
         """Waits until all batches that were handed back are in the store. Raises what the pipeline raised."""
+        self._check_process()
         loop = self._loop
         if loop is not None and not loop.wait_until_written():
             self._end_loop()
         if self._failed is not None:
             self._check_usable()
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise InputError("a forked process has none of the engine's threads: make an engine there, or spawn it",
+                             "Engine")  # fmt: skip
+
     def _check_usable(self) -> None:
+        self._check_process()
         if self._closed:
             raise InputError("the engine is closed: make a new one", "Engine")
         if self._failed is not None:

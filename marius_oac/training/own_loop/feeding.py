@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from marius_oac.errors import InputError, shown
@@ -38,12 +39,14 @@ class Feeding:
         return [each for batch in batches for source in self.sources for each in batch_keys(source, batch, where)]
 
 
-def feedings(model: nn.Module, keys: KeysOfModules, optimizers: Sequence[RowsOptimizer]) -> list[Feeding]:
+def feedings(model: nn.Module, keys: KeysOfModules, optimizers: Sequence[torch.optim.Optimizer]) -> list[Feeding]:
     """One for each table of the model, made where there is none yet, in the order of their first modules.
 
     Raises:
         InputError: keys or optimizers are missing, or don't fit.
     """
+    if not isinstance(keys, Mapping):
+        raise InputError(f"keys must map modules to fields, not be {shown(type(keys).__name__)}", "Engine")
     names = {module: name or "table" for name, module in model.named_modules() if isinstance(module, Keyed)}
     if not names:
         raise InputError("the model has no Embedding or EmbeddingBag of this package", "Engine")
@@ -84,9 +87,13 @@ def _sources(model: nn.Module, names: Mapping[Keyed, str], keys: KeysOfModules) 
     return found
 
 
-def _table(served: Served, name: str, optimizers: Sequence[RowsOptimizer]) -> Table:
+def _table(served: Served, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> Table:
     """The table, which is made if there is none yet."""
-    owners = [each for each in optimizers for group in each.tables if served in group]
+    others = [each for each in optimizers if not isinstance(each, RowsOptimizer)]
+    if any(served.first_rows is each for other in others for group in other.param_groups for each in group["params"]):
+        raise InputError(f"one has the weight that {name!r} had: make it after mt.convert", "Engine: optimizers")
+    owners = [each for each in optimizers if isinstance(each, RowsOptimizer)
+              for group in each.tables if served in group]  # fmt: skip
     if len(owners) != 1:
         count = "no row optimizer" if not owners else "several row optimizers"
         raise InputError(f"{name!r} is in {count} of `optimizers`, such as mt.Adagrad", "Engine: optimizers")

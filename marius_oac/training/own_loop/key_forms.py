@@ -86,7 +86,7 @@ def read_keys(value: Any, where: str) -> Keys:
     """
     if isinstance(value, np.ndarray):
         value = _of_array(value, where)
-    elif hasattr(value, "__dlpack__"):
+    elif hasattr(type(value), "__dlpack__"):
         value = tensor_of(value)
     if isinstance(value, torch.Tensor):
         integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)

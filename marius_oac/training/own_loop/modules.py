@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch.jit._trace import is_tracing
 from torch.nn import functional
 
 from marius_oac.errors import InputError, shown
+from marius_oac.training.own_loop.arguments import check_real, check_whole
 from marius_oac.training.own_loop.at_hand import NotAnnounced, Rows
 from marius_oac.training.own_loop.key_forms import Keys, read_keys
+from marius_oac.training.own_loop.refusals import Refusals
 from marius_oac.training.own_loop.served import Served
 from marius_oac.training.own_loop.tables import Table, storage
+from marius_oac.training.own_loop.uncompiled import uncompiled
 from marius_oac.types import present
 
 _REFUSED = {
@@ -28,7 +30,7 @@ _REFUSED = {
 }
 
 
-class Keyed(nn.Module):
+class Keyed(Refusals):
     """What both modules share.
 
     Args:
@@ -59,11 +61,11 @@ class Keyed(nn.Module):
             if name not in _REFUSED:
                 raise InputError(f"there is no argument {name!r}", type(self).__name__)
             raise InputError(f"{name} is not supported: {_REFUSED[name]}", type(self).__name__)
-        for what, number in (("the dimension", dimension), ("capacity", 1 if capacity is None else capacity)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise InputError(f"{what} must be a number of at least 1, not {shown(number)}", type(self).__name__)
-        if std is not None and not (isinstance(std, int | float) and 0 <= std < math.inf):
-            raise InputError(f"std must be a number of at least 0, not {shown(std)}", type(self).__name__)
+        kind = type(self).__name__
+        check_whole(dimension, "the dimension", kind)
+        check_whole(1 if capacity is None else capacity, "capacity", kind)
+        check_whole(seed or 0, "seed", kind, None)
+        check_real(1.0 if std is None else std, "std", kind)
         if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int | str)):
             raise InputError(f"padding_idx must be a key, not {shown(padding_idx)}", type(self).__name__)
         self.dimension, self.padding_idx = dimension, padding_idx
@@ -87,6 +89,11 @@ class Keyed(nn.Module):
                 raise InputError(f"{name} is that of the module whose table it shares", type(self).__name__)
 
     @property
+    def embedding_dim(self) -> int:
+        """`dimension`, by torch's name."""
+        return self.dimension
+
+    @property
     def table(self) -> Table | None:
         """Its table; None: no engine has made it yet."""
         return self.served.table
@@ -96,28 +103,14 @@ class Keyed(nn.Module):
         """The rows of the batch at hand."""
         return self.served.rows
 
-    @property
-    def weight(self) -> torch.Tensor:
-        """Refused: only the rows of the batch at hand are in a tensor."""
-        raise InputError("there is no tensor of all rows: call the module on keys, in eval mode outside of the loop",
-                         f"{type(self).__name__}.weight")  # fmt: skip
-
-    @property
-    def num_embeddings(self) -> int:
-        """Refused: it would change while one looks."""
-        raise InputError("there is no fixed number of rows: tables grow with the keys that they see",
-                         f"{type(self).__name__}.num_embeddings")  # fmt: skip
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise InputError("it can't be copied or pickled: make a new one, so that each has a table of its own",
-                         type(self).__name__)  # fmt: skip
-
     def extra_repr(self) -> str:
         """The dimension."""
         return str(self.dimension)
 
     def _look_up(self, given: Any) -> tuple[Keys, torch.Tensor, torch.Tensor]:
         """The n keys; rows, float32 [m, dimension]; and the keys' places among them, int64 [n]."""
+        if is_tracing():
+            raise InputError("it can't be traced: rows come from a table", type(self).__name__)
         keys, served, table = read_keys(given, type(self).__name__), self.served, self.served.table
         if table is None:
             raise InputError("no engine serves this module yet: make one, with it in `keys`", type(self).__name__)
@@ -163,6 +156,7 @@ class Embedding(Keyed):
     gradients.
     """
 
+    @uncompiled
     def forward(self, input: Any) -> torch.Tensor:
         """Rows of a tensor of keys of any shape [...] or a list of keys [n]: float32 [..., dimension].
 
@@ -193,6 +187,7 @@ class EmbeddingBag(Keyed):
             raise InputError(f"mode must be sum, mean or max, not {shown(mode)}", type(self).__name__)
         self.mode, self.include_last_offset = mode, include_last_offset
 
+    @uncompiled
     def forward(
         self, input: Any, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -230,11 +225,16 @@ class EmbeddingBag(Keyed):
         elif len(keys.shape) != (2 if offsets is None else 1):
             raise InputError(f"keys [b, n] come without offsets and keys [n] with them, not {list(keys.shape)} "
                              f"with{'out' * (offsets is None)}", type(self).__name__)  # fmt: skip
+        elif offsets is not None:
+            _check_offsets(offsets, keys.count, type(self).__name__)
 
     def _weights(self, keys: Keys, weights: torch.Tensor | None) -> torch.Tensor | None:
         """The weights of the keys, of their shape or [n]."""
         if weights is None:
             return None
+        if not isinstance(weights, torch.Tensor) or weights.dtype != torch.float32:
+            found = weights.dtype if isinstance(weights, torch.Tensor) else type(weights).__name__
+            raise InputError(f"per_sample_weights must be a tensor of float32, not {found}", type(self).__name__)
         if self.mode != "sum":
             raise InputError("per_sample_weights need mode 'sum'", type(self).__name__)
         if weights.is_nested:
@@ -244,6 +244,15 @@ class EmbeddingBag(Keyed):
             raise InputError(f"per_sample_weights are {list(weights.shape)}, and keys {list(shape)}",
                              type(self).__name__)  # fmt: skip
         return weights
+
+
+def _check_offsets(offsets: Any, count: int, where: str) -> None:
+    whole = isinstance(offsets, torch.Tensor) and offsets.dtype in (torch.int64, torch.int32) and offsets.dim() == 1
+    if not whole:
+        raise InputError(f"offsets must be a tensor of whole numbers, [b], not {shown(offsets)}", where)
+    bounds = offsets.numpy()
+    if bounds.size and (bounds[0] != 0 or bounds[-1] > count or (bounds[1:] < bounds[:-1]).any()):
+        raise InputError(f"offsets must ascend from 0 to at most {count}, the number of keys", where)
 
 
 def _picked(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch import nn
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.errors import InputError, shown
 from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.training.own_loop.arguments import check_rate, check_real, listed
 from marius_oac.training.own_loop.at_hand import Rows
 from marius_oac.training.own_loop.modules import Keyed
 from marius_oac.training.own_loop.served import Served
@@ -23,7 +24,7 @@ Given = nn.Module | Iterable[Any]
 
 
 def _tables(given: Any) -> list[Served]:
-    parts = [given] if isinstance(given, nn.Module) else list(given)
+    parts = [given] if isinstance(given, nn.Module) else listed(given, "what a row optimizer takes", "optimizer")
     for part in parts:
         if not isinstance(part, nn.Module):
             raise InputError(f"a row optimizer takes modules, not {shown(type(part).__name__)}", "optimizer")
@@ -46,9 +47,11 @@ class RowsOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, modules: Given, lr: float, config: OptimizerConfig):
-        listed: list[Any] = [modules] if isinstance(modules, nn.Module) else list(modules)
-        grouped = bool(listed) and all(isinstance(each, dict) for each in listed)
-        groups = listed if grouped else [{"params": listed}]
+        whole: list[Any] = (
+            [modules] if isinstance(modules, nn.Module) else listed(modules, "modules", type(self).__name__)
+        )
+        grouped = bool(whole) and all(isinstance(each, dict) and "params" in each for each in whole)
+        groups = whole if grouped else [{"params": whole}]
         self.tables = [_tables(group["params"]) for group in groups]
         every = [each for group in self.tables for each in group]
         if not every:
@@ -59,8 +62,7 @@ class RowsOptimizer(torch.optim.Optimizer):
         self.kernel, self.config = RowOptimizer(config, 1.0), config
         super().__init__([{**group, "params": []} for group in groups], {"lr": lr})
         for group in self.param_groups:
-            if not group["lr"] >= 0:
-                raise InputError(f"lr must be at least 0, not {shown(group['lr'])}", type(self).__name__)
+            check_rate(group["lr"], type(self).__name__)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after the optimizer was made: a table's rows have the state of the optimizer that they began with."""
@@ -121,6 +123,8 @@ class Adagrad(RowsOptimizer):
     """torch.optim.Adagrad's update, of a batch's rows alone."""
 
     def __init__(self, modules: Given, lr: float = 1e-2, eps: float = 1e-10, initial_accumulator_value: float = 0.0):
+        check_real(eps, "eps", "Adagrad", above=True)
+        check_real(initial_accumulator_value, "initial_accumulator_value", "Adagrad")
         config = OptimizerConfig(kind="adagrad", epsilon=eps, initial_accumulator=initial_accumulator_value)
         super().__init__(modules, lr, config)
 
@@ -137,9 +141,12 @@ class Adam(RowsOptimizer):
     still. A table's steps are counted in its group, as `steps`."""
 
     def __init__(self, modules: Given, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8):
+        check_real(eps, "eps", "Adam", above=True)
+        if len(listed(betas, "betas", "Adam")) != 2:
+            raise InputError(f"betas must be two numbers, not {shown(betas)}", "Adam")
         for number in betas:
-            if not 0 <= number < 1:
-                raise InputError(f"betas must be at least 0 and less than 1, not {shown(number)}", type(self).__name__)
+            if not isinstance(number, int | float) or not 0 <= number < 1:
+                raise InputError(f"betas must be at least 0 and less than 1, not {shown(number)}", "Adam")
         self._betas, self._eps = betas, eps
         super().__init__(modules, lr, OptimizerConfig(kind="adam", beta1=betas[0], beta2=betas[1], epsilon=eps))
         for group, tables in zip(self.param_groups, self.tables, strict=True):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import marius_oac.torch as mt
-from marius_oac.errors import InputError
+from marius_oac.errors import DivergedError, InputError
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY
 from tests.training.own_loop.loops import Loop, key_batches
 
@@ -42,21 +42,30 @@ USES = {
     "keys must be integers on the CPU, not torch.float32": lambda loop, batch, number: loop.items(torch.ones(2)),
     f"key {NO_KEY} is reserved": lambda loop, batch, number: loop.items(torch.tensor([NO_KEY])),
     "there is no tensor of all rows": lambda loop, batch, number: loop.items.weight,
+    "a folder is needed, not 3": lambda loop, batch, number: loop.engine.save(3),
+    "test_wrong_uses.py: is no folder": lambda loop, batch, number: loop.engine.save(__file__),
+    "keep must be a number of at least 1": lambda loop, batch, number: loop.engine.save("none", keep=True),
+    "this loop was ended by another one": lambda loop, batch, number: [*loop.engine.batches([])],
+    "or because the engine was closed": lambda loop, batch, number: loop.engine.close(),
+    "diverged: the gradient of table '0' is not finite": lambda loop, batch, number: (
+        (loop.items(batch["item"]) * float("nan")).sum().backward(),
+        loop.rows.step(),
+    ),
 }
 
 
 @pytest.mark.parametrize("line", USES)
 def test_a_wrong_use_in_the_loop_is_told(line):
-    with pytest.raises(InputError) as error:
+    with pytest.raises((InputError, DivergedError)) as error:
         run(Loop(), USES[line])
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def bag(shape, weights=None, **given):
+def bag(shape, weights=None, offsets=None, **given):
     items = mt.EmbeddingBag(4, **given)
     with mt.Engine(items, {items: 0}, [mt.SGD(items)]) as engine:
         for (keys,) in engine.batches([[torch.ones(shape, dtype=torch.int64)]]):
-            items(keys, per_sample_weights=None if weights is None else torch.ones(weights))
+            items(keys, offsets, torch.ones(weights) if isinstance(weights, tuple) else weights)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +75,14 @@ def bag(shape, weights=None, **given):
         ({"shape": (3,)}, "keys [b, n] come without offsets and keys [n] with them, not [3] without"),
         ({"shape": (2, 3), "weights": (2, 1)}, "per_sample_weights are [2, 1], and keys [2, 3]"),
         ({"shape": (2, 3), "weights": (2, 3), "mode": "mean"}, "per_sample_weights need mode 'sum'"),
+        ({"shape": (2, 3), "weights": [1.0]}, "per_sample_weights must be a tensor of float32, not list"),
+        ({"shape": (1,), "offsets": torch.tensor([0]), "weights": torch.ones(1).int()}, "float32, not torch.int32"),
+        ({"shape": (3,), "offsets": [0, 1]}, "offsets must be a tensor of whole numbers, [b], not [0, 1]"),
+        ({"shape": (3,), "offsets": torch.tensor([0.5])}, "offsets must be a tensor of whole numbers, [b], not"),
+        ({"shape": (3,), "offsets": torch.tensor([[0]])}, "offsets must be a tensor of whole numbers, [b], not"),
+        ({"shape": (3,), "offsets": torch.tensor([0, 4])}, "offsets must ascend from 0 to at most 3, the number of"),
+        ({"shape": (3,), "offsets": torch.tensor([1, 2])}, "offsets must ascend from 0 to at most 3"),
+        ({"shape": (3,), "offsets": torch.tensor([0, 2, 1])}, "offsets must ascend from 0 to at most 3"),
     ],
 )
 def test_a_wrong_use_of_bags_is_told(given, line):
@@ -130,7 +147,41 @@ def full():
     run(Loop(capacity=3), lambda loop, batch, number: None)
 
 
+def converted_late():
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1))
+    dense = torch.optim.SGD(model.parameters(), lr=0.1)
+    mt.convert(model)
+    mt.Engine(model, {"0": 0}, [mt.SGD(model), dense])
+
+
 WRONG = {
+    "Engine: the model must be a module of torch's, not 'int'": lambda: mt.Engine(3, {}, []),
+    "keys must map modules to fields, not be 'str'": lambda: engine(keys="item"),
+    "optimizers must be a list, not 'SGD'": lambda: engine(optimizers=mt.SGD(mt.Embedding(3))),
+    "Engine: 3 has no state_dict and load_state_dict": lambda: engine(optimizers=[3]),
+    "stateful must be a list, not 'int'": lambda: engine(stateful=3),
+    "a loader is needed, not 3": lambda: engine().batches(3),
+    "Engine.load: a folder is needed, not null": lambda: engine().load(None),
+    "test_wrong_uses.py: is no folder": lambda: engine().load(__file__),
+    "one has the weight that '0' had: make it after mt.convert": converted_late,
+    "seed must be a number, not 'a'": lambda: mt.Embedding(4, seed="a"),
+    "lr must be a number of at least 0, not 'a'": lambda: mt.SGD(mt.Embedding(3), lr="a"),
+    "lr must be a number of at least 0, not null": lambda: mt.SGD(mt.Embedding(3), lr=None),
+    "Adagrad: eps must be above 0, not 0": lambda: mt.Adagrad(mt.Embedding(3), eps=0),
+    "Adam: eps must be above 0, not 'a'": lambda: mt.Adam(mt.Embedding(3), eps="a"),
+    "initial_accumulator_value must be a number of at least 0, not -1": lambda: mt.Adagrad(
+        mt.Embedding(3), initial_accumulator_value=-1
+    ),
+    "betas must be two numbers, not": lambda: mt.Adam(mt.Embedding(3), betas=(0.9,)),
+    "betas must be at least 0 and less than 1, not 'a'": lambda: mt.Adam(mt.Embedding(3), betas=("a", 0.9)),
+    "betas must be a list, not 'float'": lambda: mt.Adam(mt.Embedding(3), betas=0.9),
+    "modules must be a list, not 'int'": lambda: mt.SGD(3),
+    "a row optimizer takes modules, not 'dict'": lambda: mt.SGD([{"lr": 1}]),
+    "a table is in two groups": lambda: mt.SGD([{"params": it} for it in [mt.Embedding(3)] * 2]),
+    "the model must be a module of torch's, not 'list'": lambda: mt.convert([]),
+    "select must be a list, not 'int'": lambda: mt.convert(nn.Embedding(3, 2), select=3),
+    "3 is no configuration of a table: it has no name": lambda: mt.EmbeddingBagCollection([3]),
+    "tables must be a list, not 'int'": lambda: mt.EmbeddingBagCollection(3),
     "max_norm is not supported": lambda: mt.Embedding(4, max_norm=1.0),
     "sparse is not supported": lambda: mt.EmbeddingBag(4, sparse=True),
     "there is no argument 'colour'": lambda: mt.Embedding(4, colour=1),
@@ -150,7 +201,7 @@ WRONG = {
     "there is no batch at hand: call step": lambda: Loop().rows.step(),
     "there is no Embedding or EmbeddingBag": lambda: mt.SGD(nn.Linear(2, 2)),
     "a row optimizer takes modules, not 'Parameter'": lambda: mt.SGD(nn.Linear(2, 2).parameters()),
-    "lr must be at least 0": lambda: mt.SGD(mt.Embedding(4), lr=-1.0),
+    "lr must be a number of at least 0, not -1": lambda: mt.SGD(mt.Embedding(4), lr=-1.0),
     "mode must be one of oac, sync, not 'fast'": lambda: engine(mode="fast"),
     "in_flight must be a number from 1 to 1024, not 0": lambda: engine(in_flight=0),
     "no keys are named for '0'": lambda: engine(keys={}),
