@@ -185,8 +185,8 @@ def _shape(value: Any) -> Any:
     return list(value.shape) if isinstance(value, torch.Tensor) else None
 
 
-def check_stateful(given: Sequence[Any]) -> None:
+def check_stateful(given: Sequence[Any], what: str) -> None:
     """Raises InputError if one has no state to save."""
     for each in given:
         if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-            raise InputError(f"{shown(each)} has no state_dict and load_state_dict", "Engine")
+            raise InputError(f"{shown(each)} has no state_dict and load_state_dict", f"Engine: {what}")

@@ -66,7 +66,8 @@ class Engine(Closable):
             raise InputError(f"it is one of {group.get_world_size()} processes: each would train a table of its own",
                              "Engine")  # fmt: skip
         stateful = listed(stateful, "stateful", "Engine")
-        check_stateful([*optimizers, *stateful])
+        check_stateful(optimizers, "optimizers")
+        check_stateful(stateful, "stateful")
         self._optimizers = [each for each in optimizers if isinstance(each, RowsOptimizer)]
         self._feedings = feedings(model, keys, optimizers)
         self._served, self.tables = zip(*((each.served, each.table) for each in self._feedings), strict=True)

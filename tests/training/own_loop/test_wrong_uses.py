@@ -158,7 +158,7 @@ WRONG = {
     "Engine: the model must be a module of torch's, not 'int'": lambda: mt.Engine(3, {}, []),
     "keys must map modules to fields, not be 'str'": lambda: engine(keys="item"),
     "optimizers must be a list, not 'SGD'": lambda: engine(optimizers=mt.SGD(mt.Embedding(3))),
-    "Engine: 3 has no state_dict and load_state_dict": lambda: engine(optimizers=[3]),
+    "Engine: optimizers: 3 has no state_dict and load_state_dict": lambda: engine(optimizers=[3]),
     "stateful must be a list, not 'int'": lambda: engine(stateful=3),
     "a loader is needed, not 3": lambda: engine().batches(3),
     "Engine.load: a folder is needed, not null": lambda: engine().load(None),
