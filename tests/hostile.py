@@ -8,12 +8,17 @@ import numpy as np
 
 from marius_oac.kernels.cpu.pages import checksum
 from marius_oac.runtime.files.atomic import json_digest, sealed
+from marius_oac.runtime.files.untrusted import large_file
 from marius_oac.storage.disk.files import HEADER_BYTES
 
 
 def listed(path: Path) -> dict:
     content = path.read_bytes()
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def listed_in_checkpoint(path: Path) -> dict:
+    return large_file(path.read_bytes()).model_dump()
 
 
 def reseal_graph(folder: Path, **changes) -> None:
@@ -37,7 +42,8 @@ def reseal_checkpoint(folder: Path, change=lambda manifest: None) -> None:
     path = folder / "manifest.json"
     content = json.loads(path.read_text())
     content.pop("sha256", None)
-    content["files"] = {name: listed(folder / name) for name in content["files"] if (folder / name).is_file()}
+    there = [name for name in content["files"] if (folder / name).is_file()]
+    content["files"] = {name: listed_in_checkpoint(folder / name) for name in there}
     change(content)
     # As `sealed` does it, which writes no NaN.
     path.write_text(json.dumps(content | {"sha256": json_digest(content)}, indent=1))

@@ -26,7 +26,7 @@ from marius_oac.runs.folder.metrics import METRICS, MetricsFile, Prefix
 from marius_oac.runs.folder.order import ORDER, OrderFile
 from marius_oac.runs.sharded.checkpoint import NODES, Layout
 from marius_oac.runtime.files.hashing import check_files
-from marius_oac.runtime.files.untrusted import DescribedFile, typed
+from marius_oac.runtime.files.untrusted import DescribedFile, ListedFile, typed
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.saved import verify_tables
 from marius_oac.storage.snapshots import SavedTable
@@ -163,13 +163,13 @@ class _Run:
             return
         with closing(checkpoint):
             found.small(path / MANIFEST, lambda: None)
-            sound = self._files(path, {name: DescribedFile(**entry) for name, entry in checkpoint.files.items()})
+            sound = self._files(path, checkpoint.files)
             for table in map(checkpoint.table, checkpoint.pages):
                 if {f"{table.name}.{part}.npy" for part in table.parts} <= sound:
                     self._elsewhere(table, before)
             yield checkpoint.batch_index, checkpoint.extra
 
-    def _files(self, folder: Path, files: Mapping[str, DescribedFile]) -> set[str]:
+    def _files(self, folder: Path, files: Mapping[str, ListedFile]) -> set[str]:
         """Checks files of a folder, some at once; returns the names of those that are sound."""
         listed = {folder / name: each for name, each in files.items()}
         damaged = check_files(listed, CheckpointError, read=self.found.read)

@@ -12,6 +12,7 @@ from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.checkpoint import MANIFEST
 from marius_oac.runs.folder.about import decisive
 from marius_oac.runtime.files.atomic import json_digest, sealed
+from marius_oac.runtime.files.untrusted import large_file
 
 DERIVED = ("neighbors.json", "buckets.json", "features.json", "encoded.json")
 
@@ -48,8 +49,11 @@ def _listed(path: Path) -> dict:
 def _list_files(path: Path, content: dict) -> None:
     for name, entry in content["files"].items():
         with suppress(TypeError, AttributeError, OSError, ValueError):
-            if {"bytes", "sha256"} <= entry.keys() and type(entry["bytes"]) is int and entry["bytes"] >= 0:
-                entry.update(_listed(path.parent / name))
+            if type(entry["bytes"]) is int and entry["bytes"] >= 0:
+                if "sha256" in entry:
+                    entry.update(_listed(path.parent / name))
+                elif "xxh3_128" in entry:
+                    entry.update(large_file((path.parent / name).read_bytes()).model_dump())
 
 
 def _list_arrays(path: Path, content: dict) -> None:

@@ -110,7 +110,11 @@ def written(run):
             del content["config"]  # its keys may change, where those of before are still known
         found |= {f"{path.relative_to(run)}: {name}" for name in names(content)}
     for path in run.rglob("manifest.json"):
-        found |= {f"{path.relative_to(run)}: {name}" for name in names(json.loads(path.read_text()))}
+        content = json.loads(path.read_text())
+        checksum = {1: ".sha256", 2: ".xxh3_128"}[content["version"]]  # of each file
+        here = {re.sub(rf"(\.files\..*){checksum}$", r"\1.checksum", name) for name in names(content)}
+        assert sum(name.endswith(".checksum") for name in here) == len(content["files"])
+        found |= {f"{path.relative_to(run)}: {name}" for name in here}
     for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
         found |= {f"metrics.jsonl, {line['kind']}: {name}" for name in names(line)}
     return found

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder named by the number of its next batch, in the run's `checkpoints/`:
 
-    manifest.json                format version, position, size and SHA-256 of every other file, and its own SHA-256
+    manifest.json                format version, position, size and XXH3 of every other file, and its own SHA-256
     TABLE.values.npy             float32 [rows, dimension]
     TABLE.state.npy              float32 [rows, state width]
     TABLE.timestamps.npy         int64 [rows]
@@ -19,7 +19,6 @@ they are until no checkpoint refers to them any more (`storage/disk/slots.py`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -33,13 +32,14 @@ from safetensors.torch import load, save
 
 from marius_oac.errors import CheckpointError, DivergedError, shown
 from marius_oac.models.compute.soundness import LARGEST_VALUE
-from marius_oac.runs.checkpoints.manifest import check_manifest, kind_of
+from marius_oac.runs.checkpoints.manifest import VERSIONS, check_manifest, kind_of
 from marius_oac.runs.checkpoints.pins import Pin
 from marius_oac.runtime.files.atomic import json_digest, sealed, sync, write_flushed
 from marius_oac.runtime.files.hashing import check_files
 from marius_oac.runtime.files.npy import NpyWriter
 from marius_oac.runtime.files.untrusted import (
-    DescribedFile,
+    ListedFile,
+    large_file,
     open_regular,
     parse_json,
     parse_sealed,
@@ -51,7 +51,7 @@ from marius_oac.storage.saved import REFERRING_PARTS, referring_table
 from marius_oac.storage.snapshots import PARTS, RowArray, SavedTable
 from marius_oac.types import present
 
-FORMAT, VERSION = "marius-oac checkpoint", 1
+FORMAT, VERSION = "marius-oac checkpoint", max(VERSIONS)
 MANIFEST = "manifest.json"
 DENSE = "dense.safetensors"
 TABLES = "tables"
@@ -69,7 +69,7 @@ class Checkpoint:
     path: Path
     batch_index: int
     extra: Mapping[str, Any]
-    files: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, ListedFile]
     pages: Mapping[str, Mapping[str, Any]]
     pin: Pin | None = field(default=None, compare=False, repr=False)
 
@@ -81,7 +81,7 @@ class Checkpoint:
     @property
     def digest(self) -> str:
         """SHA-256 of the list of files with their digests."""
-        return json_digest(self.files)
+        return json_digest({name: each.model_dump() for name, each in self.files.items()})
 
     def close(self) -> None:
         """Ends the pin, if there is one. Closing twice does nothing."""
@@ -136,9 +136,9 @@ class Checkpoint:
             raise CheckpointError(f"can't be read: {error}", self.path / DENSE) from None
 
     def checksums(self) -> dict[str, str]:
-        """The SHA-256 of the file of each array, by the array's name, such as `entities.values`."""
+        """The checksum of the file of each array, by the array's name, such as `entities.values`."""
         npy = (name for name in self.files if name.endswith(".npy"))
-        return {name.removesuffix(".npy"): self.files[name]["sha256"] for name in npy}
+        return {name.removesuffix(".npy"): self.files[name].checksum for name in npy}
 
     def references(self) -> Iterator[np.ndarray]:
         """What the tables refer to outside of the checkpoint: `SavedTable.references` of each."""
@@ -159,8 +159,7 @@ class Checkpoint:
 
         Raises CheckpointError naming the one that is missing or damaged.
         """
-        chosen = {name: entry for name, entry in self.files.items() if name.endswith(ending)}
-        files = {self.path / name: DescribedFile(**entry) for name, entry in chosen.items()}
+        files = {self.path / name: listed for name, listed in self.files.items() if name.endswith(ending)}
         known = {digest: same.path / f"{name}.npy" for name, digest in same.checksums().items()} if same else {}
         for error in check_files(files, CheckpointError, known).values():
             raise error
@@ -181,13 +180,14 @@ def read_checkpoint(path: Path, pinned: bool = False) -> Checkpoint:
     manifest = parse_json(content, where, dict[str, Any], CheckpointError)
     if manifest.get("format") != FORMAT:
         raise CheckpointError("is damaged, or belongs to something else", where)
-    if manifest.get("version") != VERSION:
-        raise CheckpointError(f"is of format version {shown(manifest.get('version'))}, not {VERSION}", where)
+    version = manifest.get("version")
+    if type(version) is not int or version not in VERSIONS:
+        raise CheckpointError(f"is of format version {shown(version)}, not {VERSION}", where)
     manifest = parse_sealed(content, where, dict[str, Any], CheckpointError)
-    check_manifest(manifest, where)
+    files = check_manifest(manifest, where)
     if name_of(manifest["sequence"]) != path.name:
         raise CheckpointError(f"is that of checkpoint {name_of(manifest['sequence'])}", where)
-    return Checkpoint(path, manifest["sequence"], manifest["extra"], manifest["files"], manifest.get("pages", {}), pin)
+    return Checkpoint(path, manifest["sequence"], manifest["extra"], files, manifest.get("pages", {}), pin)
 
 
 def name_of(batch_index: int) -> str:
@@ -225,7 +225,7 @@ def write_checkpoint(
     for name, tensor in dense.items():
         _check_finite(name, tensor.detach().cpu().numpy(), batch_index)
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()})
-    files[DENSE] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    files[DENSE] = large_file(content).model_dump()
     write_flushed(folder / DENSE, content)
     manifest = {"format": FORMAT, "version": VERSION, "sequence": batch_index, "extra": dict(extra), "files": files}
     manifest |= {"pages": pages} if pages else {}

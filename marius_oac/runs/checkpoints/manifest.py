@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from marius_oac.errors import CheckpointError
-from marius_oac.runtime.files.untrusted import Described, DescribedFile, FileName, typed
+from marius_oac.runtime.files.untrusted import Described, DescribedFile, FileName, LargeFile, ListedFile, typed
 from marius_oac.storage.saved import REFERRING_PARTS, AboutTable
 from marius_oac.storage.snapshots import PARTS
 
@@ -47,18 +48,29 @@ class _Manifest(Described):
 
     sequence: Annotated[int, Field(ge=0, lt=10**10)]
     extra: dict[str, Any]
-    files: dict[FileName, DescribedFile]
+    files: dict[FileName, LargeFile]
     pages: dict[FileName, AboutTable] = {}
 
 
-def check_manifest(manifest: dict[str, Any], path: Path) -> None:
-    """Raises CheckpointError, with the key, if something is missing, of another type, or names no plain file."""
-    found = typed(manifest, path, _Manifest, CheckpointError)
+class _Manifest1(_Manifest):
+    files: dict[FileName, DescribedFile]  # type: ignore[assignment]
+
+
+_VERSIONS: Mapping[int, type[_Manifest]] = {1: _Manifest1, 2: _Manifest}
+VERSIONS = frozenset(_VERSIONS)
+"""Of manifests that are read; the last one is written."""
+
+
+def check_manifest(manifest: dict[str, Any], path: Path) -> Mapping[str, ListedFile]:
+    """Returns the files. Raises CheckpointError, with the key, if something is missing, of another type, or names no
+    plain file."""
+    found = typed(manifest, path, _VERSIONS[manifest["version"]], CheckpointError)
     whole = {name.removesuffix(".values.npy") for name in found.files if name.endswith(".values.npy")}
     needed = {"dense.safetensors", *(f"{table}.{part}.npy" for table in whole for part in PARTS)}
     needed |= {f"{table}.{part}.npy" for table in found.pages for part in REFERRING_PARTS}
     for name in sorted(needed - set(found.files)):
         raise CheckpointError(f"is damaged: files.{name} is missing", path)
+    return found.files
 
 
 def kind_of(part: str) -> tuple[tuple[type, ...], tuple[int | None, ...]]:

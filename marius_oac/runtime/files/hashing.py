@@ -1,4 +1,4 @@
-"""Checks of several files at once: each thread hashes a file of its own, as a SHA-256 can't be shared.
+"""Checks of several files at once: each thread hashes a file of its own, as the hash of one can't be shared.
 
 Guarantees:
 - When a call returns or raises, none of its threads is left.
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from marius_oac.errors import InputError
 from marius_oac.runtime.channel import Closed
-from marius_oac.runtime.files.untrusted import AT_ONCE, DescribedFile, Error, check_file, open_regular
+from marius_oac.runtime.files.untrusted import AT_ONCE, Error, ListedFile, check_file, open_regular
 
 MOST_THREADS = 4  # each holds a block of a file
 Item = TypeVar("Item")
@@ -43,7 +43,7 @@ def on_threads(work: Callable[[Item, Callable[[], None]], Result], items: Sequen
 
 
 def check_files(
-    files: Mapping[Path, DescribedFile],
+    files: Mapping[Path, ListedFile],
     error: Error = InputError,
     same: Mapping[str, Path] | None = None,
     read: Callable[[int], object] = lambda size: None,
@@ -51,7 +51,7 @@ def check_files(
     """`untrusted.check_file` for each file; returns the errors of those that are damaged.
 
     Args:
-        same: files that have been checked, by their SHA-256. What shall have the checksum of one of them, and has its
+        same: files that have been checked, by their checksum. What shall have the checksum of one of them, and has its
             very bytes, is not hashed.
         read: called with the number of bytes read, after each block; by one thread at a time.
     """
@@ -64,7 +64,7 @@ def check_files(
                 read(size)
 
         listed = files[path]
-        if listed.sha256 in known and _same_bytes(path, known[listed.sha256], listed.bytes, step):
+        if listed.checksum in known and _same_bytes(path, known[listed.checksum], listed.bytes, step):
             return None
         try:
             check_file(path, listed, error, read=step)

@@ -5,7 +5,6 @@ Files have version 1.0 of the format, and are in C order, with the bytes that Nu
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from marius_oac.runtime.closing import Closable
 
@@ -38,7 +38,7 @@ class NpyWriter(Closable):
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype | type) -> None:
-        self.path, self._file, self._digest = path, open(path, "wb"), hashlib.sha256()  # noqa: SIM115 - see __exit__
+        self.path, self._file, self._digest = path, open(path, "wb"), xxhash.xxh3_128()  # noqa: SIM115 - see __exit__
         self._add(npy_header(shape, dtype))
 
     def write(self, rows: np.ndarray) -> None:
@@ -46,10 +46,10 @@ class NpyWriter(Closable):
         self._add(np.ascontiguousarray(rows))
 
     def finish(self) -> dict[str, Any]:
-        """Flushes the file to the disk; returns its size and SHA-256."""
+        """Flushes the file to the disk; returns its size and checksum, as `untrusted.LargeFile` has them."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
+        return {"bytes": self._file.tell(), "xxh3_128": self._digest.hexdigest()}
 
     def _add(self, content: bytes | np.ndarray) -> None:
         self._digest.update(content)

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
+import xxhash
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from marius_oac.errors import InputError, shown
@@ -40,6 +41,15 @@ FileName = Annotated[str, AfterValidator(lambda name: _plain(name))]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 Count = Annotated[int, Field(ge=0, le=1 << 48)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Xxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class Digest(Protocol):
+    """A checksum in the making."""
+
+    def update(self, content: Any, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
 
 
 class Described(BaseModel):
@@ -50,10 +60,48 @@ class Described(BaseModel):
 
 
 class DescribedFile(Described):
-    """Size and SHA-256 of a file, as manifests list them."""
+    """Size and SHA-256 of a file, as manifests list them where a file is known by its content, such as a prepared
+    graph's."""
 
     bytes: Count
     sha256: Sha256
+
+    @property
+    def checksum(self) -> str:
+        """Hexadecimal."""
+        return self.sha256
+
+    @staticmethod
+    def new_digest() -> Digest:
+        """Makes such checksums."""
+        return hashlib.sha256()
+
+
+class LargeFile(Described):
+    """Size and XXH3 of a checkpoint's file. It shows damage as well as SHA-256 does, five to fifteen times as fast.
+    Who wants to deceive can make a manifest that fits, so neither is a protection from that."""
+
+    bytes: Count
+    xxh3_128: Xxh3
+
+    @property
+    def checksum(self) -> str:
+        """Hexadecimal."""
+        return self.xxh3_128
+
+    @staticmethod
+    def new_digest() -> Digest:
+        """Makes such checksums."""
+        return xxhash.xxh3_128()
+
+
+ListedFile = DescribedFile | LargeFile
+"""A file of a manifest."""
+
+
+def large_file(content: bytes) -> LargeFile:
+    """The entry of a file with this content."""
+    return LargeFile(bytes=len(content), xxh3_128=xxhash.xxh3_128_hexdigest(content))
 
 
 def open_regular(path: Path, error: Error = InputError) -> BufferedReader:
@@ -94,7 +142,7 @@ def read_if_there(path: Path, error: Error = InputError) -> bytes | None:
 
 def check_file(
     path: Path,
-    listed: DescribedFile,
+    listed: ListedFile,
     error: Error = InputError,
     verify: bool = True,
     read: Callable[[int], object] = lambda size: None,
@@ -102,13 +150,13 @@ def check_file(
     """Compares a file with its entry in a manifest.
 
     Args:
-        verify: whether to read the file and compare its SHA-256; otherwise only its size is compared.
+        verify: whether to read the file and compare its checksum; otherwise only its size is compared.
         read: called with the number of bytes read, after each block.
 
     Raises:
         InputError, or what `error` makes: it is missing, damaged, can't be read, or is no regular file.
     """
-    digest = hashlib.sha256()
+    digest = listed.new_digest()
     try:
         with open_regular(path, error) as file:
             found = os.fstat(file.fileno()).st_size
@@ -121,7 +169,7 @@ def check_file(
         raise error("is missing", path) from None
     except OSError as found:
         raise error(f"can't be read: {found.strerror}", path) from None
-    if verify and digest.hexdigest() != listed.sha256:
+    if verify and digest.hexdigest() != listed.checksum:
         raise error("is damaged: its checksum differs from the one it was written with", path)
 
 
