@@ -4,6 +4,9 @@ BIN := .venv/bin
 BUDGET ?= 1200
 SEED ?= 0
 DGL_TESTS := tests/data/dgl tests/models/gnn/test_own_layer.py
+# What the examples of a loop of one's own are made with. torchrec asks for fbgemm's build for CUDA, which brings a GPU's
+# libraries; fbgemm-gpu-cpu 1.8 is the one for torch 2.13. fuxictr 2.3.10 needs ray.
+LOOPS := lightning torch_geometric torchdata fuxictr tensordict torchmetrics pyre-extensions
 # In the order of tests/costs.py: the dearest files first.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # Each process that the tests start would else compile all modules anew where bytecode is not to be kept.
@@ -46,13 +49,27 @@ test-dgl: .venv/tested  ## the tests that need dgl, in an environment of its own
 	  echo 'test-dgl: SKIPPED, as dgl and what it needs can not be installed here'; \
 	else .venv-dgl/bin/python -m pytest -q -m 'slow or not slow' $(DGL_TESTS); fi
 
+.venv-loops/installed: .venv/tested constraints.txt
+	rm -rf .venv-loops
+	$(BIN)/python -m venv .venv-loops
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'), '$(CURDIR)', sep='\\n')" \
+	  > $$(.venv-loops/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/marius_oac.pth
+	.venv-loops/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(LOOPS)
+	.venv-loops/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchrec fbgemm-gpu-cpu
+	touch $@
+
+test-loops: .venv/tested  ## the examples with Lightning, TorchRec, FuxiCTR and PyG, in an environment of their own
+	@if ! $(MAKE) --no-print-directory .venv-loops/installed; then \
+	  echo 'test-loops: SKIPPED, as what the examples need can not be installed here'; \
+	else .venv-loops/bin/python -m pytest -q -m 'slow or not slow' tests/examples; fi
+
 # The Triton of an older torch, for which kernels are compiled, too.
 .venv-triton/installed: .venv/tested
 	rm -rf .venv-triton
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv-triton triton==3.6.0
 	touch $@
 
-test-all: .venv/tested .venv-triton/installed test-dgl  ## the tests with the slow ones, and those that need dgl
+test-all: .venv/tested .venv-triton/installed test-dgl test-loops  ## the tests with the slow ones, and those that need dgl or other packages
 	$(PYTEST) -m 'slow or not slow'
 
 chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
@@ -77,7 +94,7 @@ lint: .venv/tested  ## style and types
 	$(BIN)/python -m mypy
 
 clean:  ## remove .venv and caches; runs stay
-	rm -rf .venv .venv-dgl .venv-triton build *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf .venv .venv-dgl .venv-loops .venv-triton build *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-dgl test-all chaos fuzz mutants gpu-wheels wheel lint clean
+.PHONY: help setup train test test-dgl test-loops test-all chaos fuzz mutants gpu-wheels wheel lint clean
