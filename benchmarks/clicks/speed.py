@@ -56,6 +56,7 @@ class Race:
     spec: LogSpec
     cores: int
     in_flight: int
+    overrides: tuple[str, ...] = ()
 
     def config(self, mode: str = "oac") -> CtrConfig:
         return CtrConfig.build(
@@ -66,7 +67,8 @@ class Race:
                 "training": {"batch_size": BATCH, "epochs": MANY_PASSES},
                 "pipeline": {"mode": mode, "in_flight": self.in_flight},
                 "keys": {"capacity": 2 * self.spec.keys},
-            }
+            },
+            self.overrides,
         )
 
     def network(self) -> Network:

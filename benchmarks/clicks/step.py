@@ -62,6 +62,7 @@ class Race:
 
     setting: str
     cores: int
+    overrides: tuple[str, ...] = ()
 
     @property
     def features(self) -> int:
@@ -79,7 +80,8 @@ class Race:
                 "task": "ctr",
                 "data": {"train": "none.csv", "categorical": names, "numeric": numeric},
                 "model": {**SETTINGS[self.setting][2], "dimension": DIMENSION},
-            }
+            },
+            self.overrides,
         )
 
     def network(self) -> Network:

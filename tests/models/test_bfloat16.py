@@ -14,6 +14,7 @@ from marius_oac.models.compute.rounded import ByBfloat16
 from marius_oac.models.link_prediction import handwritten, panels, program
 from marius_oac.runtime.aligned import aligned_empty
 from tests.models.batches import LOSSES, Shape, configure, draw
+from tests.models.ctr import step_batches
 from tests.models.test_gradient import exact, written_out
 from tests.models.test_lanes import SHAPE, at_once, one_by_one_the_last_first, only_the_first, trained
 from tests.models.test_multiply import numbers
@@ -189,6 +190,22 @@ def test_candidates_and_queries_are_rounded_and_nothing_else_is():
     assert mine == pytest.approx(written_out(config, batch)[0], rel=1e-6)
     batch.values[:] = values
     assert mine != pytest.approx(written_out(config, batch)[0], rel=1e-6)
+
+
+def test_clicks_have_the_same_bits_for_any_number_of_threads():
+    def compute(threads, **more):
+        config = step_batches.configure(**more)
+        batch = step_batches.draw(next(iter(step_batches.LAYOUTS)), examples=1100)
+        rows, step = batch.rows(config), batch.step(config, threads)
+        loss = step.compute(rows, batch.data, 1)
+        step.close()
+        return loss, rows
+
+    (loss, mine), (_, same), (near_loss, near) = compute(1, **BFLOAT16), compute(3, **BFLOAT16), compute(1)
+    assert loss == pytest.approx(near_loss, rel=2**-8) and loss != near_loss
+    for each, other, theirs in zip(mine, same, near, strict=True):
+        assert each.tobytes() == other.tobytes() != theirs.tobytes()
+        np.testing.assert_allclose(each, theirs, rtol=0, atol=2**-6 * np.abs(theirs).max())
 
 
 def test_distances_have_nothing_to_round():

@@ -22,6 +22,7 @@ from marius_oac.training.trained import compare_runs, export_run
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import jitter, workers
 from tests.run_folders import each_with_one_of, says, story
+from tests.training.test_precision import needs_bfloat16
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 NETWORKS = ("lr", "fm", "deepfm", "dlrm", "dcnv2", "dien", "youtubednn")
@@ -85,6 +86,7 @@ def test_async_has_others_and_counts_what_it_loses(log, tmp_path, synchronous):
      "model.batch_norm=true"),
     ("training.optimizer.kind=rowwise_adagrad", "training.embedding_l2=0.05", "data.shuffle=100"),
     ("storage.dtype=bfloat16", "keys.admit_after=3"),
+    pytest.param(("compute.precision=bfloat16", "model.network=dlrm", "model.bottom=[9]"), marks=needs_bfloat16),
     ("keys.drop_after=1", "keys.admit_after=2"),
     ("model.network=dcnv2", "data.categorical=[{name: user, dimension: 8}, {name: item, kind: integer}]"),
 ], ids=lambda overrides: " ".join(overrides))  # fmt: skip
