@@ -15,7 +15,8 @@ from marius_oac.config.sections import PipelineConfig
 from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
 from marius_oac.pipeline.rows import LocalSource
-from marius_oac.pipeline.runner import BatchResult, Pipeline
+from marius_oac.pipeline.runner import Pipeline
+from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runs.session import Session
 from marius_oac.runs.task import Task
 from marius_oac.runtime.telemetry import Telemetry

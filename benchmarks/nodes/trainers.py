@@ -31,7 +31,7 @@ from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.transport.in_process import Network
-from marius_oac.pipeline.runner import BatchResult
+from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runs.session import Session
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import blas

@@ -18,50 +18,28 @@ One thread validates and computes, because validation must see the rows of the b
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from marius_oac.config.sections import PipelineConfig
-from marius_oac.errors import DivergedError
-from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.crews import Crew
 from marius_oac.pipeline.device import Device, HostDevice, TorchDevice
-from marius_oac.pipeline.ledger import Ledger
 from marius_oac.pipeline.link import Link
 from marius_oac.pipeline.rows import RowSource
 from marius_oac.pipeline.setting import STAGES, Limits, Setting
+from marius_oac.pipeline.stages import BatchResult, Probe, Stages
 from marius_oac.pipeline.tuner import Tuner
 from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
-from marius_oac.runtime.telemetry import Stage, Telemetry
+from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.runtime.workers import Workers
 from marius_oac.types import Planner, Step
 
 _FETCHED = 2
-
-Probe = Callable[[str, int], None]
-
-
-@dataclass(frozen=True)
-class BatchResult:
-    """The result of a batch that has been written."""
-
-    batch_index: int
-    timestamp: int
-    loss: float
-    examples: int
-    replaced: int
-    refused: int
-    lost: int
-    cached_rows: int
 
 
 class Pipeline:
@@ -145,17 +123,17 @@ class Pipeline:
         return run.run()
 
 
-class _Run:
-    """One call of `Pipeline.run`: its channels, ledger and cache."""
+class _Run(Stages):
+    """One call of `Pipeline.run`: its channels and threads."""
+
+    pipeline: Pipeline
 
     def __init__(self, pipeline: Pipeline, first: int, last: int):
-        self.pipeline, self.first = pipeline, first
-        self.next_planned = self.next_timestamp = first
-        self.plan_lock, self.settle_lock, self.result_lock = threading.Lock(), threading.Lock(), threading.Lock()
         setting = pipeline.setting
+        super().__init__(pipeline, first, last, setting.window)
+        self.next_planned = first
+        self.plan_lock, self.settle_lock, self.result_lock = threading.Lock(), threading.Lock(), threading.Lock()
         self.crews = {stage: Crew(setting.threads(stage)) for stage in STAGES}
-        self.ledger = Ledger(first, setting.window)
-        self.rows = pipeline.source.begin(first, last, pipeline.device, pipeline._stop_requested.is_set)
         self.last = self.rows.planned_until(last)
         room = pipeline.in_flight
         self.planned: Channel[Batch] = OrderedChannel("planned", setting.window + setting.plan, first)
@@ -188,10 +166,10 @@ class _Run:
             self._start(workers, "plan", self._plan, self.planned.close)
             stages = (
                 *self._stages_before_read(),
-                ("read", self.fetched.get if self.looks_ahead else self._assigned, self._read, self.filled),
-                ("upload", self.filled.get, self._upload, self.uploaded),
-                ("compute", self.uploaded.get, self._compute, self.computed),
-                ("download", self.computed.get, self._download, self.downloaded),
+                ("read", self.fetched.get if self.looks_ahead else self._assigned, self.read, self.filled),
+                ("upload", self.filled.get, self.upload, self.uploaded),
+                ("compute", self.uploaded.get, self.compute, self.computed),
+                ("download", self.computed.get, self.download, self.downloaded),
                 ("write", self.downloaded.get, self._write, None),
             )
             for name, take, work, target in stages:
@@ -215,7 +193,7 @@ class _Run:
             return ()
         return (
             ("settle", self._assigned, self.rows.announce, self.announced),
-            ("fetch", self.announced.get, self._fetch, self.fetched),
+            ("fetch", self.announced.get, self.fetch, self.fetched),
         )
 
     def _abort(self) -> None:
@@ -233,12 +211,6 @@ class _Run:
         for stage, crew in self.crews.items():
             crew.resize(setting.threads(stage))
         self.ledger.resize(setting.window)
-
-    def _begin(self, stage: str, batch_index: int) -> Stage:
-        timed = self.pipeline.telemetry.stage(stage, batch_index)
-        if self.pipeline.probe:
-            self.pipeline.probe(stage, batch_index)
-        return timed
 
     def _stage(
         self,
@@ -280,9 +252,7 @@ class _Run:
             if batch_index >= self.last or self.rows.stops_before(batch_index):
                 return False
             self.next_planned += 1
-        with self._begin("plan", batch_index):
-            batch = Batch(self.pipeline.planner.plan(batch_index))
-        self.planned.put(batch)
+        self.planned.put(self.plan(batch_index))
         return True
 
     def _assigned(self) -> Batch:
@@ -290,110 +260,13 @@ class _Run:
         with self.settle_lock:
             while True:
                 batch = self.planned.get()
-                with self._begin("settle", batch.batch_index):
-                    plan = self.pipeline.planner.assign_rows(batch.plan)
-                if plan is not None:
-                    batch.plan = plan
+                if self.settle(batch):
                     return batch
 
-    def _fetch(self, batch: Batch) -> None:
-        with self._begin("fetch", batch.batch_index):
-            self.rows.fetch(batch)
-
-    def _read(self, batch: Batch) -> None:
-        if self.looks_ahead:
-            with self._begin("wait", batch.batch_index):
-                self.rows.wait(batch)
-        if self.pipeline.device.arranges():  # before the batch's place in the window begins
-            with self.pipeline.telemetry.stage("arrange", batch.batch_index):
-                self.pipeline.device.arrange(batch)
-        batch.mft_at_read = self.ledger.enter(batch.batch_index)
-        self.pipeline.device.borrow(batch)
-        with self._begin("read", batch.batch_index):
-            self.rows.read(batch)
-
-    def _upload(self, batch: Batch) -> None:
-        with self._begin("upload", batch.batch_index):
-            self.pipeline.device.upload(batch)
-
-    def _compute(self, batch: Batch) -> None:
-        device, step = self.pipeline.device, self.pipeline.step
-        safe_to_evict = self.ledger.validating(batch.batch_index)
-        with device.computing(batch):
-            if self.pipeline.source.validates:
-                with self._begin("validate", batch.batch_index):
-                    self.rows.validate(batch, safe_to_evict)
-            with self._begin("compute", batch.batch_index):
-                values = [batch.rows_in(batch.resident, table)[2] for table in range(len(batch.plan.rows))]
-                before = self._copies(values) if self.pipeline.config.mode == "async-delta" else None
-                batch.timestamp, self.next_timestamp = self.next_timestamp, self.next_timestamp + 1
-                batch.loss = step.compute(values, batch.data, batch.timestamp)
-                device.round(batch)
-                source = self.pipeline.source
-                pairs = zip(values, source.layouts, strict=True)
-                batch.sound = [is_sound(rows, layout.dimension, source.largest) for rows, layout in pairs]
-                if isinstance(batch.loss, float):
-                    self._check_sound(batch)
-                for new, old in zip(values, before or (), strict=False):
-                    new -= old
-        batch.cached = self.pipeline.source.caching and self.ledger.needs_caching(batch.timestamp)
-        self.rows.computed(batch)
-
-    def _check_downloaded(self, batch: Batch) -> None:
-        """Calls `_check_sound`; if several batches are not sound, the error names the first one computed."""
-        batch.loss = float(batch.loss)
-        try:
-            self._check_sound(batch)
-        except DivergedError:
-            self.ledger.wait_before(batch.timestamp)
-            raise
-
-    def _check_sound(self, batch: Batch) -> None:
-        """Raises DivergedError if the loss is NaN or infinite, or rows are not sound."""
-        if not math.isfinite(batch.loss):
-            raise DivergedError(self.rows.position(batch.batch_index), batch.loss)
-        for table, sound in zip(self.pipeline.planner.tables, batch.sound, strict=True):
-            if not sound:
-                what = (
-                    f"rows of table {table.name!r} hold numbers that are NaN, infinite or beyond {LARGEST_VALUE:,.0f}"
-                )
-                raise DivergedError(self.rows.position(batch.batch_index), what)
-
-    @staticmethod
-    def _copies(values: Sequence[Any]) -> list[Any]:
-        return [value.copy() if isinstance(value, np.ndarray) else value.clone() for value in values]
-
-    def _download(self, batch: Batch) -> None:
-        with self._begin("download", batch.batch_index) as stage:
-            spans, now = self.pipeline.device.download(batch), time.perf_counter()
-            if spans:  # before, the thread waited for the device to compute
-                stage.began(now - spans["download"][0])
-        for name, (began, ended) in spans.items():
-            record = self.pipeline.telemetry.record
-            record(f"device.{name}", batch.batch_index, now - began, now - ended, track=f"device {name}")
-
     def _write(self, batch: Batch) -> None:
-        with self._begin("write", batch.batch_index):
-            if not isinstance(batch.loss, float):
-                self._check_downloaded(batch)
-            self.rows.write(batch)
-            self.pipeline.device.written(batch, cached=batch.cached)
-            self.ledger.finish(batch.timestamp)
+        self.write(batch)
         with self.result_lock:
-            self.pipeline.on_result(self._result(batch))
+            self.pipeline.on_result(self.result(batch))
             setting = self.pipeline.tuner.written() if self.pipeline.tuner else None
             if setting is not None:
                 self._resize(setting)
-
-    @staticmethod
-    def _result(batch: Batch) -> BatchResult:
-        return BatchResult(
-            batch_index=batch.batch_index,
-            timestamp=batch.timestamp,
-            loss=batch.loss,
-            examples=batch.plan.examples,
-            replaced=int(batch.replaced),
-            refused=batch.refused,
-            lost=batch.lost,
-            cached_rows=batch.cached_rows,
-        )

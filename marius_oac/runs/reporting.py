@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from marius_oac.pipeline.runner import BatchResult
+from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runtime.console import NOTICES, say
 from marius_oac.runtime.progress import LINE_SECONDS as LINE_SECONDS
 from marius_oac.runtime.progress import make_bar

@@ -17,7 +17,8 @@ from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError, shown
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.rows import LocalSource
-from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
+from marius_oac.pipeline.runner import Pipeline
+from marius_oac.pipeline.stages import BatchResult, Probe
 from marius_oac.runs.task import Task
 from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.console import logger

@@ -16,6 +16,7 @@ Elsewhere, as in a notebook, `stop_on_interrupt` is alike, but no process is end
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # the functions of `signal` without enumerations, which take 20 times as long
 import os
 import selectors
 import signal
@@ -30,6 +31,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SECONDS = 0.5
 FORCED_SECONDS = 1.0
 REMIND_SECONDS = 0.3
+_SIGINT = int(signal.SIGINT)
 
 
 class StopSignal(KeyboardInterrupt):
@@ -261,16 +263,16 @@ class uninterrupted:  # noqa: N801 - a context manager, in a class because it is
     def __enter__(self) -> None:
         self._came, self._before = False, None
         if threading.get_ident() == threading.main_thread().ident:
-            self._before = signal.getsignal(signal.SIGINT)
+            self._before = _signal.getsignal(_SIGINT)
             if self._before is not None:
-                signal.signal(signal.SIGINT, self._note)
+                _signal.signal(_SIGINT, self._note)
 
     def _note(self, number: int, frame: object) -> None:
         self._came = True
 
     def __exit__(self, *error: object) -> None:
         if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+            _signal.signal(_SIGINT, self._before)
             if self._came:
                 signal.raise_signal(signal.SIGINT)
 

@@ -87,6 +87,21 @@ class Telemetry(Closable):
         )
 
 
+class NoTelemetry(Telemetry):
+    """Measures nothing, which costs a tenth of a microsecond."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nothing = _Nothing(self, "", 0)
+
+    def stage(self, name: str, batch_index: int) -> Stage:
+        """See `Telemetry.stage`."""
+        return self._nothing
+
+    def record(self, name: str, batch_index: int, begin: float, end: float, track: str | None = None) -> None:
+        """See `Telemetry.record`."""
+
+
 class Stage:
     """Times one stage of one batch, from when it is made; see `Telemetry.stage`."""
 
@@ -105,3 +120,9 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self._telemetry.record(self._name, self._batch_index, self._begin, time.perf_counter())
+
+
+class _Nothing(Stage):
+    def began(self, at: float) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...

@@ -16,7 +16,7 @@ from marius_oac.config.task import TaskConfig, kernel_groups
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import ConfigError, InputError, Interrupted
 from marius_oac.kernels import ahead
-from marius_oac.pipeline.runner import Probe
+from marius_oac.pipeline.stages import Probe
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train

@@ -112,7 +112,7 @@ def assert_ordered(monkeypatch, make, batches=BATCHES):
     assert order.found == {} and order.unfinished == 0 and order.accesses > (20 if fused else 100) * batches
     # A block is checked where it is made, if that is on a CPU; on a GPU it isn't.
     assert {file for stream, file in order.waits if stream == "compute"} <= {"block.py"}, "a step waits for the device"
-    assert {file for stream, file in order.waits if stream == "default"} == {"runner.py"}, "who writes reads the loss"
+    assert {file for stream, file in order.waits if stream == "default"} == {"stages.py"}, "who writes reads the loss"
 
 
 GRAPHS = {**{f"{name} {kind}": MODELS[name] + OPTIMIZERS[kind] for name, kind in [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.pipeline.runner import BatchResult
+from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runs import reporting
 from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress
 

@@ -107,7 +107,6 @@ class Engine(Closable):
         self._loop = loop = Loop(self.tables, self._config, self._next, self._fed, loader, accumulate, resumed)
         end_at_exit(loop)
         try:
-            loop.start()
             for opened in loop.batches():
                 self._place(opened)
                 for batch in opened.fed.batches:

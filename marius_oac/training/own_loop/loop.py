@@ -1,15 +1,19 @@
 """One loop over a loader: draws its batches ahead, runs the pipeline beside it, and ends in every way there is.
 
-The user's thread draws from the loader. The pipeline runs on threads of its own, started after the loader's iterator
-was made, since that may fork processes. However a loop ends (the loader's last batch, `break`, an error, Ctrl-C, the
-interpreter's exit), it drains: batches that were handed back are written, those that the user never got pass through
-unchanged. Only an error of the pipeline itself aborts, and with that the engine is of no more use.
+The user's thread draws from the loader. It takes the first batches through the pipeline's stages itself (`alone`).
+Where their steps, and what the engine does for a batch, turn out to take long enough, the pipeline runs on threads of
+its own from then on (`beside`), started after the loader's iterator was made, since that may fork processes. However a
+loop ends (the loader's last batch, `break`, an error, Ctrl-C, the interpreter's exit), it drains: batches that were
+handed back are written, those that the user never got change no row. Only an error of a stage aborts, and with that the
+engine is of no more use.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,10 +22,11 @@ import torch
 
 from marius_oac.config.sections import PipelineConfig
 from marius_oac.errors import InputError
-from marius_oac.pipeline.runner import BatchResult
+from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runtime.channel import Channel, Closed
-from marius_oac.runtime.telemetry import Telemetry
-from marius_oac.runtime.workers import Workers
+from marius_oac.runtime.telemetry import NoTelemetry
+from marius_oac.training.own_loop.alone import Alone
+from marius_oac.training.own_loop.beside import Beside
 from marius_oac.training.own_loop.drawing import Pass, Position
 from marius_oac.training.own_loop.hand_over import HandOver
 from marius_oac.training.own_loop.pipeline import LoopPipeline, LoopSource, LoopStep, OpenBatch
@@ -29,8 +34,12 @@ from marius_oac.training.own_loop.planner import Fed, LoopPlanner
 from marius_oac.training.own_loop.tables import Table
 
 AHEAD = 2
-"""Batches that the loader is ahead at least, beside those in flight. At most it is as many more as are in flight: the
-change between the user's generators and the loader's takes longer than much else, so some batches are drawn at once."""
+"""Batches that the loader is ahead at least, beside those in flight, where there are threads. At most it is as many
+more as are in flight: the change between the user's generators and the loader's takes longer than much else, so some
+batches are drawn at once."""
+SAMPLE, WORTH = 4, 5e-4
+"""Threads take over after so many batches of which each one's step, and each one's stages, took so many seconds: below,
+handing them from thread to thread takes longer than doing both at once saves."""
 _NO_LAST = 1 << 40
 
 Keys = Callable[[int, int, Sequence[Any]], Fed]
@@ -63,15 +72,15 @@ class Loop:
         self._at_hand: OpenBatch | None = None
         self._feed: Channel[Fed] = Channel("feed", 2 * self._in_flight + AHEAD)
         self._hand_over: HandOver[OpenBatch] = HandOver()
-        self._next, self.handed_back, self._written = first, 0, 0
-        self._changed, self._ended, self._closed = threading.Condition(), False, False
+        self._next, self.handed_back, self._closed = first, 0, False
         self._error: BaseException | None = None
-        source = LoopSource(tables, config.mode, self._stop)
+        source, step = LoopSource(tables, config.mode, self._stop), LoopStep(tables, self._hand_over)
         self._pipeline = LoopPipeline(
-            LoopPlanner(tables, self._feed), source, LoopStep(tables, self._hand_over), config, torch.device("cpu"),
-            Telemetry(), self._on_result,
-        )  # fmt: skip
-        self._workers = Workers(on_failure=self._stop)
+            LoopPlanner(tables, self._feed), source, step, config, torch.device("cpu"), NoTelemetry(), self._on_result
+        )
+        self._way: Alone | Beside = Alone(self._pipeline, step, first, _NO_LAST)
+        self._threads = True if source.look_ahead else None if config.mode == "oac" else False  # None: not known yet
+        self._seconds: deque[float] = deque(maxlen=SAMPLE)
         self._owner = threading.current_thread()
 
     @property
@@ -88,33 +97,30 @@ class Loop:
         """Where the pass over the loader is after the batches that were handed back."""
         return self._pass.position(self._trained)
 
-    def start(self) -> None:
-        """Starts the pipeline's threads."""
-        self._workers.start("loop", 1, self._run, lambda: None)
+    def _start_threads(self) -> None:
+        """Starts the pipeline's threads, if it is time for them. No batch may be with the user."""
+        way = self._way
+        if isinstance(way, Alone) and way.error is None and self._pay():
+            self._way = beside = Beside(self._pipeline, self._feed, self._hand_over, way.next, _NO_LAST)
+            beside.start()
 
-    def _run(self) -> None:
-        try:
-            self._pipeline.run(self._first, _NO_LAST)
-        finally:
-            self._hand_over.end()
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
+    def _pay(self) -> bool:
+        """Whether threads gain more than they cost."""
+        if self._threads is not None:
+            return self._threads
+        return len(self._seconds) == SAMPLE and all(each > WORTH for each in self._seconds)
 
     def _stop(self) -> None:
         self._feed.abort()
         self._hand_over.abort()
 
     def _on_result(self, result: BatchResult) -> None:
-        with self._changed:
-            self._written += 1
-            self._changed.notify_all()
+        if isinstance(self._way, Beside):
+            self._way.written(result)
 
     def wait_until_written(self) -> bool:
         """Waits until every batch that was handed back is in the store. Returns whether they are."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._written >= self.handed_back)
-            return self._written >= self.handed_back
+        return self._way.wait_until_written(self.first_untrained)
 
     def batches(self) -> Iterator[OpenBatch]:
         """Each batch in turn; asking for the next one hands the last one back. Must be followed by `end`.
@@ -126,13 +132,17 @@ class Loop:
             if os.getpid() != self._pid:
                 raise InputError("a forked process can't go on with a loop that another one has begun", "Engine")
             self._owner = threading.current_thread()
+            self._start_threads()
             self._draw()
-            batch = self._hand_over.take()
+            begun = time.perf_counter()
+            batch = self._way.take()
             if batch is None:
                 break
-            self._at_hand = batch
+            self._at_hand, given = batch, time.perf_counter()
             yield batch
+            back = time.perf_counter()
             self.give_back()
+            self._seconds.append(min(back - given, time.perf_counter() - back + given - begun))
         self.end()
         if self._error is not None:
             raise self._error
@@ -145,7 +155,7 @@ class Loop:
                 rows.close()
             self._count(batch)
             self._pass.done(self._trained)
-            self._hand_over.give_back()
+            self._way.give_back()
             self._at_hand = None
 
     def _count(self, batch: OpenBatch) -> None:
@@ -155,7 +165,8 @@ class Loop:
     def _draw(self) -> None:
         """Draws batches until the loader is far enough ahead, or at its end."""
         given = self._first + self.handed_back
-        while not self._closed and self._next < given + self._in_flight + AHEAD:
+        least = given + 1 if isinstance(self._way, Alone) else given + self._in_flight + AHEAD
+        while not self._closed and self._next < least:
             try:
                 batches = self._pass.draw(self._accumulate * (given + 2 * self._in_flight + AHEAD - self._next))
             except Exception as error:  # its turn comes after the batches before it
@@ -196,8 +207,7 @@ class Loop:
                 if self._at_hand is not None and self._at_hand.trained:
                     self._count(self._at_hand)
                 self._close_feed()
-                self._hand_over.drain()
-                self._workers.join()
+                self._way.end()
                 break
             except KeyboardInterrupt as error:
                 interrupt = error

@@ -30,6 +30,11 @@ class OpenBatch:
     def __init__(self, fed: Fed, rows: Sequence[Rows]):
         self.fed, self.rows = fed, rows
 
+    def take_back(self, rows: Sequence[np.ndarray]) -> None:
+        """Writes changed rows back to where they came from: float32 [n, width] of each table."""
+        for each, own in zip(self.rows, rows, strict=True):
+            each.take_back(own)
+
     @property
     def trained(self) -> bool:
         """Whether an optimizer has changed rows of it."""
@@ -44,16 +49,20 @@ class LoopStep:
 
     def compute(self, rows: Sequence[np.ndarray], data: LoopBatch, timestamp: int) -> float:
         """Returns 0: the loss is the user's. Raises Closed where all stops."""
+        opened = self.open(rows, data)
+        if self._hand_over.offer(opened):
+            opened.take_back(rows)
+        return 0.0
+
+    def open(self, rows: Sequence[np.ndarray], data: Any) -> OpenBatch:
+        """A batch with these rows, float32 [n, width] of each table, for the user."""
         number = data.fed.batch_index
         opened = [
             Rows(number, table.name, table.dimension, rows[place], data.order[place], data.distinct[place],
                  data.local[place])
             for place, table in enumerate(self._tables)
         ]  # fmt: skip
-        if self._hand_over.offer(OpenBatch(data.fed, opened)):
-            for each, own in zip(opened, rows, strict=True):
-                each.take_back(own)
-        return 0.0
+        return OpenBatch(data.fed, opened)
 
     def dense_state(self) -> Mapping[str, Any]:
         """Empty: dense parameters are the user's."""

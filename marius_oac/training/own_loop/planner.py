@@ -87,7 +87,7 @@ class LoopPlanner:
 
 def _sorted(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of rows, int64 [m], ascending, and the place of each one among them."""
-    by_row = np.argsort(ids)
+    by_row = np.argsort(ids, kind="stable")  # all differ: this one is faster
     order = np.empty_like(by_row)
     order[by_row] = np.arange(by_row.size)
     return ids[by_row], order

@@ -2,6 +2,7 @@ import threading
 
 import pytest
 
+from marius_oac.training.own_loop import loop
 from tests.training.own_loop.loops import patience
 
 
@@ -11,3 +12,15 @@ def no_thread_is_left():
     with patience():
         yield
     assert threading.active_count() == before
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch):
+    """A loop has its threads from the first batch on, except in mode sync. `threads(sample, worth)` sets others."""
+
+    def chosen(sample, worth=-1.0):
+        monkeypatch.setattr(loop, "SAMPLE", sample)
+        monkeypatch.setattr(loop, "WORTH", worth)
+
+    chosen(0)
+    return chosen

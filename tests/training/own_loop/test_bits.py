@@ -72,7 +72,7 @@ def test_reading_waits_for_the_batches_that_were_handed_back(monkeypatch):
         batches = engine.batches(key_batches(3))
         loop.train(next(batches))
         next(batches)
-        waited = watched(engine._loop)._changed
+        waited = watched(engine._loop._way)._changed
         reading = in_thread(loop.table)
         try:
             waited.parked()

@@ -229,7 +229,7 @@ def interrupted_at(line):
         ):
             left[0] -= 1
             if left[0] == 0:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
         return trace
 
     before = sys.gettrace()
