@@ -135,7 +135,6 @@ class Engine(Closable):
             self._resumed = self._position = None
             self._loop = CallLoop(self.tables, self._config, self._next, self._fed)
             end_at_exit(self._loop)
-            self._loop.start()
         loop = self._loop
         if not isinstance(loop, CallLoop):
             raise InputError("a loop over a loader is under way", "Engine")

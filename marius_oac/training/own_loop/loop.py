@@ -233,6 +233,7 @@ class CallLoop(Loop):
     def __init__(self, tables: Sequence[Table], config: PipelineConfig, first: int, fed: Keys):
         super().__init__(tables, config, first, fed, ())
         self._pass.draw(1)  # which finds that it has none
+        self._threads = bool(self._threads)  # nothing is ahead of a batch that they could work on meanwhile
 
     def position(self) -> Position:
         """That of a pass that is at its end."""
@@ -241,10 +242,11 @@ class CallLoop(Loop):
     def exchange(self, batch: Any) -> OpenBatch | None:
         """The batch with its rows, which is to be given back; None: the pipeline has failed."""
         self._owner = threading.current_thread()
+        self._start_threads()
         self._drawn = [batch]
         try:
             self._feed_unit()
         except Closed:
             return None
-        self._at_hand = self._hand_over.take()
+        self._at_hand = self._way.take()
         return self._at_hand
