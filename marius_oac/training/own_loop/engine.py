@@ -27,7 +27,7 @@ from marius_oac.training.own_loop.pipeline import OpenBatch
 from marius_oac.training.own_loop.planner import Fed
 from marius_oac.training.own_loop.served import Peeked
 
-_MODES = ("oac", "sync")
+_MODES = ("oac", "sync", "async")
 _ONE = WorkersConfig(plan=1, read=1, upload=1, download=1, write=1)
 
 
@@ -41,10 +41,11 @@ class Engine(Closable):
         optimizers: those of the loop; each module is in a group of one that is of this package.
         stateful: what else a checkpoint holds: anything with `state_dict` and `load_state_dict`, such as schedulers.
         in_flight: batches between the reading of their rows and the end of their writing. Results don't depend on it.
-        mode: oac, or sync: one batch at a time.
+        mode: oac; sync, one batch at a time; or async: many in flight, whose rows may be stale, as Marius had it.
 
     Attributes:
         tables: of the modules.
+        lost: updates that the mode async has lost: rows overwritten that another batch had changed since their reading.
 
     Raises:
         InputError: something is missing or does not fit.
@@ -76,7 +77,7 @@ class Engine(Closable):
         self._position: Position | None = None  # of a pass that is not at its end
         self._resumed: Position | None = None  # where the next pass begins
         self._failed: BaseException | None = None
-        self._closed, self._pid = False, os.getpid()
+        self._closed, self._pid, self.lost = False, os.getpid(), 0
         self._next = max(table.next_timestamp for table in self.tables)
         for served, table in zip(self._served, self.tables, strict=True):
             served.table, served.engine, served.first_rows = table, self, None
@@ -214,6 +215,7 @@ class Engine(Closable):
             self._fail(error)
         finally:
             self._loop = None
+            self.lost += loop.lost
             self._next, position = loop.next_batch, loop.position()
             self._position = None if position.finished else position
             for table in self.tables:

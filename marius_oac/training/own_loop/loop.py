@@ -59,6 +59,7 @@ class Loop:
 
     Attributes:
         handed_back: how many batches of the pipeline the user has handed back.
+        lost: rows of other batches that a batch has overwritten without having read them; see `Engine.lost`.
     """
 
     def __init__(
@@ -72,14 +73,15 @@ class Loop:
         self._at_hand: OpenBatch | None = None
         self._feed: Channel[Fed] = Channel("feed", 2 * self._in_flight + AHEAD)
         self._hand_over: HandOver[OpenBatch] = HandOver()
-        self._next, self.handed_back, self._closed = first, 0, False
+        self._next, self.handed_back, self._closed, self.lost = first, 0, False, 0
         self._error: BaseException | None = None
         source, step = LoopSource(tables, config.mode, self._stop), LoopStep(tables, self._hand_over)
         self._pipeline = LoopPipeline(
             LoopPlanner(tables, self._feed), source, step, config, torch.device("cpu"), NoTelemetry(), self._on_result
         )
         self._way: Alone | Beside = Alone(self._pipeline, step, first, _NO_LAST)
-        self._threads = True if source.look_ahead else None if config.mode == "oac" else False  # None: not known yet
+        always = source.look_ahead or config.mode == "async"
+        self._threads = True if always else None if config.mode == "oac" else False  # None: not known yet
         self._seconds: deque[float] = deque(maxlen=SAMPLE)
         self._owner = threading.current_thread()
 
@@ -115,6 +117,7 @@ class Loop:
         self._hand_over.abort()
 
     def _on_result(self, result: BatchResult) -> None:
+        self.lost += result.lost
         if isinstance(self._way, Beside):
             self._way.written(result)
 

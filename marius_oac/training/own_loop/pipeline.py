@@ -52,6 +52,7 @@ class LoopStep:
         opened = self.open(rows, data)
         if self._hand_over.offer(opened):
             opened.take_back(rows)
+            data.changed.update(place for place, each in enumerate(opened.rows) if each.stepped)
         return 0.0
 
     def open(self, rows: Sequence[np.ndarray], data: Any) -> OpenBatch:
@@ -97,6 +98,16 @@ class _LoopRows(LocalRows):
             super().announce(batch)
         except TooSmallError as error:
             raise InputError(f"{error.what}, or smaller batches", "memory") from None
+
+    def write(self, batch: Batch) -> None:
+        """As of any source, but a mode that overwrites does not so with rows that nothing has changed: what others have
+        made of them since would be lost, for nothing."""
+        if self._mode != "async":
+            return super().write(batch)
+        for table in batch.plan.data.changed:
+            _, timestamps, values = (np.asarray(part) for part in batch.rows_in(batch.staging, table))
+            batch.lost += self._stores[table].overwrite(batch.plan.rows[table], values, batch.timestamp, timestamps)
+        self._backing.release(batch.claim)
 
     def abort(self) -> None:
         super().abort()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,14 @@ class LoopBatch(BatchData):
         distinct: of each table its different keys, in the order of their first occurrence.
         local: of each table, int64 [n]: the place of each key among them.
         order: of each table, int64 [m]: the place of each different key's row among the batch's rows.
+        changed: numbers of the tables whose rows an optimizer has changed.
     """
 
     fed: Fed
     distinct: Sequence[DistinctKeys]
     local: Sequence[np.ndarray]
     order: Sequence[np.ndarray] = ()
+    changed: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ WRONG = {
     "there is no Embedding or EmbeddingBag": lambda: mt.SGD(nn.Linear(2, 2)),
     "a row optimizer takes modules, not 'Parameter'": lambda: mt.SGD(nn.Linear(2, 2).parameters()),
     "lr must be a number of at least 0, not -1": lambda: mt.SGD(mt.Embedding(4), lr=-1.0),
-    "mode must be one of oac, sync, not 'fast'": lambda: engine(mode="fast"),
+    "mode must be one of oac, sync, async, not 'fast'": lambda: engine(mode="fast"),
     "in_flight must be a number from 1 to 1024, not 0": lambda: engine(in_flight=0),
     "no keys are named for '0'": lambda: engine(keys={}),
     "is not in the model": lambda: engine(keys={mt.Embedding(4): "item"}),
