@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marius_oac.errors import InputError
@@ -30,6 +30,7 @@ class Position:
         begin: states of the generators when the pass began.
         drawing: those under which the loader draws the batch number `drawn`.
         loader: the loader's own state before that batch; None: it has none.
+        over: the pass has been left at its end: the next one begins.
     """
 
     drawn: int
@@ -38,11 +39,18 @@ class Position:
     begin: States
     drawing: States
     loader: Any
+    over: bool = False
+
+    def ended(self) -> Position | None:
+        """The position after the loop was left; None: what the next pass draws does not depend on it."""
+        if not self.finished:
+            return self
+        return None if self.loader is None else replace(self, over=True)
 
     def to_save(self) -> dict[str, Any]:
         """As plain data and arrays."""
         generators = {"begin": to_save(self.begin), "drawing": to_save(self.drawing)}
-        counts = {"drawn": self.drawn, "trained": self.trained, "finished": self.finished}
+        counts = {"drawn": self.drawn, "trained": self.trained, "finished": self.finished, "over": self.over}
         return {**counts, "loader": self.loader, **generators}
 
     @classmethod
@@ -55,7 +63,8 @@ class Pass:
     """A pass over a loader. Its iterator is made at once, since that may fork processes.
 
     A loader with `state_dict` and `load_state_dict` goes on from its own state. Any other is drawn from anew, from the
-    pass's begin, and what was trained is left out.
+    pass's begin, and what was trained is left out. One whose pass has ended is drawn from to its end, too, so that its
+    next pass is the one after that.
 
     Args:
         resumed: begins there; None: a new pass.
@@ -66,17 +75,20 @@ class Pass:
         self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._starts: dict[int, tuple[Any, States]] = {}  # the loader's state and generators before some batches
         self._error: Exception | None = None
-        self.finished = resumed is not None and resumed.finished
+        self.finished = False
         self.drawn, self._generators = 0, LoaderGenerators()
-        if resumed is None:
-            self._begin = states()
+        if resumed is not None:
+            self._begin = resumed.begin
+            with unchanged():
+                if self._stateful or not resumed.finished:
+                    self._go_on(loader, resumed)
+                while self._stateful and resumed.finished and not self.finished:
+                    self.draw(1)
+            self.finished, self.drawn = resumed.finished, resumed.drawn + resumed.trained
+        if resumed is None or resumed.over:
+            self._starts, self._generators = {}, LoaderGenerators()
+            self.finished, self.drawn, self._begin = False, 0, states()
             self._iterator = iter(loader)
-            return
-        self._begin = resumed.begin
-        with unchanged():
-            if not self.finished:
-                self._go_on(loader, resumed)
-        self.drawn = resumed.drawn + resumed.trained
 
     def _go_on(self, loader: Any, resumed: Position) -> None:
         trained = resumed.drawn + resumed.trained

@@ -217,7 +217,7 @@ class Engine(Closable):
             self._loop = None
             self.lost += loop.lost
             self._next, position = loop.next_batch, loop.position()
-            self._position = None if position.finished else position
+            self._position = position.ended()
             for table in self.tables:
                 table.next_timestamp = self._next
 
