@@ -7,7 +7,7 @@ import torch
 
 import marius_oac.torch as mt
 
-PATIENCE = 30
+PATIENCE = 120
 
 
 @contextlib.contextmanager
