@@ -42,7 +42,7 @@ def main(folder, workers=0, epochs=2):
     rows = mt.Adagrad(model.sparse_arch, lr=0.02)
     networks = [model.dense_arch, model.inter_arch, model.over_arch]
     dense = torch.optim.Adam([each for network in networks for each in network.parameters()])
-    keys = {"sparse_arch.embedding_bag_collection": lambda batch: batch.sparse_features}
+    keys = {"sparse_arch.embedding_bag_collection": "sparse_features"}
     with mt.Engine(model, keys, [rows, dense]) as engine:
         for _ in range(epochs):
             for batch in engine.batches(loader):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -19,11 +20,22 @@ def field(source: KeySource, batch: Any, where: str) -> Any:
     """That part of a batch. Raises InputError if it has no such field."""
     if callable(source):
         return source(batch)
+    names = _attributes(batch)
+    if source in names:
+        return getattr(batch, str(source))
     try:
         return batch[source]
     except (KeyError, TypeError, IndexError):
-        has = f"fields {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        listed = list(map(str, batch)) if isinstance(batch, Mapping) else names
+        has = f"fields {', '.join(listed)}" if listed else type(batch).__name__
         raise InputError(f"the batch has no field {source!r}, but {has}", where) from None
+
+
+def _attributes(batch: Any) -> list[str]:
+    """Names of the fields of a dataclass's instance or of a named tuple; none of anything else."""
+    if is_dataclass(batch):
+        return [each.name for each in fields(batch)]
+    return list(getattr(batch, "_fields", ())) if isinstance(batch, tuple) else []
 
 
 def batch_keys(source: KeySource, batch: Any, where: str) -> list[Keys]:

@@ -74,7 +74,8 @@ def _sources(model: nn.Module, names: Mapping[Keyed, str], keys: KeysOfModules) 
             own = module.sources(source, "Engine: keys")
         for each in own:
             if each not in names:
-                raise InputError(f"{shown(given)} is not in the model, or no module of this package", "Engine: keys")
+                raise InputError(f"{shown(given)} is not in the model, or no module of this package, which are "
+                                 f"{', '.join(map(repr, names.values()))}", "Engine: keys")  # fmt: skip
             if each in found:
                 raise InputError(f"{names[each]!r} is named twice", "Engine: keys")
         found |= own

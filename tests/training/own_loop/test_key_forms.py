@@ -1,6 +1,8 @@
 """Keys as nested and jagged tensors, lists, arrays and texts."""
 
 import re
+from collections import namedtuple
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -180,6 +182,19 @@ def test_other_keys_of_a_batch_are_found_by_their_value():
                 loop.items(["d"])
             with pytest.raises(InputError, match="key 97 was not announced for batch"):
                 loop.items([97])
+
+
+@dataclass
+class Item:
+    item: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [Item, namedtuple("Item", ["item"]), lambda item: {"item": item}])
+def test_a_name_is_that_of_a_field_in_any_kind_of_record(kind):
+    keys = torch.tensor([3, 1])
+    with (loop := Loop()).engine as engine:
+        for _ in engine.batches([kind(keys)]):
+            assert loop.items(keys).shape == (2, 4) and len(loop.items.table) == 2
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

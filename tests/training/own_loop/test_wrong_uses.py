@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import namedtuple
 
 import pytest
 import torch
@@ -96,6 +97,7 @@ def test_a_wrong_use_of_bags_is_told(given, line):
     [
         ({"other": 1}, "batch 0, table '0': the batch has no field 'item', but fields other"),
         ([1, 2], "the batch has no field 'item', but list"),
+        (namedtuple("Pair", "other it")(1, 2), "the batch has no field 'item', but fields other, it"),
         ({"item": [1, 2.5]}, "keys must be tensors or lists of integers or of texts, not 2.5"),
         ({"item": torch.ones(2)}, "keys must be integers on the CPU, not torch.float32 on cpu"),
         ({"item": torch.tensor([True])}, "keys must be integers on the CPU, not torch.bool on cpu"),
@@ -205,7 +207,7 @@ WRONG = {
     "mode must be one of oac, sync, async, not 'fast'": lambda: engine(mode="fast"),
     "in_flight must be a number from 1 to 1024, not 0": lambda: engine(in_flight=0),
     "no keys are named for '0'": lambda: engine(keys={}),
-    "is not in the model": lambda: engine(keys={mt.Embedding(4): "item"}),
+    "is not in the model, or no module of this package, which are '0'": lambda: engine(keys={mt.Embedding(4): "item"}),
     "a field's name or place, or a function of the batch, not 3.5": lambda: engine(
         items=(it := mt.Embedding(4)), keys={it: 3.5}
     ),
