@@ -112,16 +112,18 @@ class Engine(Closable):
                 self._place(opened)
                 for batch in opened.fed.batches:
                     yield batch
-                    if self._loop is not loop:
-                        raise InputError(
-                            "this loop was ended by another one, or because the engine was closed", "Engine.batches"
-                        )
+                    self._check_under_way(loop)
                 self._displace()
+            self._check_under_way(loop)  # the loader may have begun another one
         finally:
             if self._loop is loop:
                 self._end_loop()
         if self._failed is not None:
             raise self._failed
+
+    def _check_under_way(self, loop: Loop) -> None:
+        if self._loop is not loop:
+            raise InputError("this loop was ended by another one, or because the engine was closed", "Engine.batches")
 
     @contextmanager
     def at_hand(self, batch: Any) -> Iterator[Sequence[Rows]]:

@@ -310,3 +310,9 @@ def test_the_interpreter_exits_with_a_loop_unfinished(end):
     )
     assert done.returncode == (3 if end == "an error" else 0), done.stderr
     assert done.stderr == "" and done.stdout == ("29\n" if end == "another thread" else "")
+
+
+def test_a_loader_that_is_a_loop_of_the_same_engine_is_told():
+    with (loop := Loop()).engine as engine, pytest.raises(InputError, match="this loop was ended by another one"):
+        for batch in engine.batches(engine.batches(key_batches(5))):
+            loop.train(batch)
