@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,6 +13,20 @@ from marius_oac.storage.keys.distinct import DistinctKeys
 from marius_oac.training.own_loop.key_forms import TEXTS, KeyArray
 
 Update = Callable[[np.ndarray, np.ndarray], None]
+"""Changes rows, float32 [n, width], by gradients, float32 [n, dimension]."""
+
+
+class Rule(Protocol):
+    """How an optimizer updates rows.
+
+    Attributes:
+        only_used: rows that the model has not looked up stay as they are.
+    """
+
+    only_used: bool
+
+    def updating(self, rate: float, number: int) -> Update:
+        """The update of step `number` of a table, from 1, with a learning rate."""
 
 
 class NotAnnounced(LookupError):
@@ -95,21 +110,28 @@ class Rows:
         """Notes that the model has looked up the rows at these places of `leaf`, int64 of any shape."""
         self._used[places.numpy()] = True
 
-    def update(self, update: Update, only_used: bool) -> bool:
+    def _gradient(self) -> np.ndarray | None:
+        """The gradient that the leaf has, float32 [m, dimension]; None: it has none."""
+        gradient = self.leaf.grad
+        if gradient is None:
+            return None
+        return np.ascontiguousarray((gradient.to_dense() if gradient.is_sparse else gradient).numpy())
+
+    def update(self, by: Rule, rate: float, number: int) -> bool:
         """Updates the rows by the gradient that the leaf has. Returns whether it has one.
 
         Args:
-            update: changes rows, float32 [n, width], by gradients, float32 [n, dimension].
-            only_used: leaves rows as they are that the model has not looked up.
+            by: the optimizer's rule.
+            rate: the learning rate.
+            number: of the table's step, from 1.
         """
-        gradient = self.leaf.grad
-        if gradient is None:
+        gradients = self._gradient()
+        if gradients is None:
             return False
-        value = self._whole[:, : self._dimension]
+        value, update = self._whole[:, : self._dimension], by.updating(rate, number)
         with torch.no_grad():
             value[:] = self.leaf.numpy()
-            gradients = np.ascontiguousarray((gradient.to_dense() if gradient.is_sparse else gradient).numpy())
-            if only_used and not self._used.all():
+            if by.only_used and not self._used.all():
                 rows = self._whole[self._used]
                 update(rows, gradients[self._used])
                 self._whole[self._used] = rows

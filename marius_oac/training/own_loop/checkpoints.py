@@ -8,7 +8,8 @@ plain data in the manifest and tensors beside it. Nothing is pickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,14 @@ class Moment:
     position: Position | None
 
 
-def save(folder: Path, parts: Parts, moment: Moment, keep: int) -> None:
+def save(
+    folder: Path, parts: Parts, moment: Moment, keep: int, least: int = 0, written: Callable[[], None] = lambda: None
+) -> None:
     """Writes a checkpoint, and removes all but the `keep` newest.
+
+    Args:
+        least: the smallest number that it may have.
+        written: called when it is complete, before any other is removed.
 
     Raises:
         DivergedError: a parameter is not finite.
@@ -71,19 +78,20 @@ def save(folder: Path, parts: Parts, moment: Moment, keep: int) -> None:
     }
     tensors: dict[str, torch.Tensor] = {}
     tree = {name: to_plain(value, name, tensors) for name, value in state.items()}
-    about = {table.store.name: _about(table) for table in parts.tables}
-    extra = {"loop": {"next_batch": moment.next_batch, "tables": about, "optimizers": _kinds(parts), "state": tree}}
+    tables = {table.store.name: about(table) for table in parts.tables}
+    extra = {"loop": {"next_batch": moment.next_batch, "tables": tables, "optimizers": _kinds(parts), "state": tree}}
     _check_readable(extra)
     checkpoints = Checkpoints(folder)
-    _check_own(checkpoints, about)
+    _check_own(checkpoints, tables)
     checkpoints.clean()
     before = [int(name) + 1 for name in checkpoints.names()]
     with ExitStack() as stack:
         for table in parts.tables:
             stack.enter_context(table.at_rest())
         keys = {f"{table.store.name}.{name}": each for table in parts.tables for name, each in table.keys().items()}
-        sequence = max([moment.next_batch, *before])  # two of one batch have two names
-        checkpoints.save(sequence, [table.store for table in parts.tables], tensors, extra, keep, keys)
+        sequence = max([moment.next_batch, least, *before])  # two of one batch have two names
+        checkpoints.save(sequence, [table.store for table in parts.tables], tensors, extra, keep, keys,
+                         written)  # fmt: skip
 
 
 def _check_readable(extra: Mapping[str, Any]) -> None:
@@ -106,15 +114,27 @@ def _check_own(checkpoints: Checkpoints, about: Mapping[str, Any]) -> None:
             raise InputError("holds checkpoints of something else: name another folder", checkpoints.folder)
 
 
-def load(folder: Path, parts: Parts) -> Moment | None:
-    """Sets everything to the newest checkpoint of a folder, whose checksums are verified; None: there is none yet.
+def check_layout(folder: Path, processes: int) -> None:
+    """Raises CheckpointError if a folder has checkpoints of another number of processes."""
+    there = set()
+    if folder.is_dir():
+        parts = (re.fullmatch(r"process-[0-9]+-of-([0-9]+)", each.name) for each in folder.iterdir())
+        there = {int(part[1]) for part in parts if part} | ({1} if Checkpoints(folder).names() else set())
+    for number in sorted(there - {processes}):
+        raise CheckpointError(f"has checkpoints of {number} processes, and this is a loop of {processes}: use as many, "
+                              "or another folder", folder)  # fmt: skip
+
+
+def load(folder: Path, parts: Parts, name: str | None = None) -> Moment | None:
+    """Sets everything to the newest checkpoint of a folder, or to that of a name, whose checksums are verified; None:
+    there is none yet.
 
     Raises:
         CheckpointError: it is damaged, or belongs to another loop; nothing has changed.
         HalfLoaded: it was found while things changed.
     """
     try:
-        checkpoint = Checkpoints(folder).open()
+        checkpoint = Checkpoints(folder).open(name)
     except Missing:
         return None
     saved = checkpoint.extra.get("loop")
@@ -153,7 +173,7 @@ def _apply(parts: Parts, checkpoint: Checkpoint, state: Mapping[str, Any]) -> No
         table.restore(checkpoint.table(table.store.name), keys)
 
 
-def _about(table: Table) -> dict[str, Any]:
+def about(table: Table) -> dict[str, Any]:
     """What must be the same where a table is loaded."""
     initial = {"std": table.initial.scale, "seed": table.initial.seed, "state": table.initial.state_initial}
     return {"dimension": table.dimension, "optimizer": table.kind, "initial": initial}
@@ -165,7 +185,7 @@ def _kinds(parts: Parts) -> list[str]:
 
 def _check(parts: Parts, saved: Mapping[str, Any], model: Mapping[str, Any], stateful: int) -> None:
     """Raises CheckpointError if the checkpoint is that of other tables, another model or other optimizers."""
-    own: dict[str, Any] = {table.store.name: _about(table) for table in parts.tables}
+    own: dict[str, Any] = {table.store.name: about(table) for table in parts.tables}
     for name in sorted({*own, *saved["tables"]}):
         there = saved["tables"].get(name)
         if own.get(name) != there:

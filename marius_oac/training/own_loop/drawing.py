@@ -74,7 +74,7 @@ class Pass:
         self._loader = loader
         self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._starts: dict[int, tuple[Any, States]] = {}  # the loader's state and generators before some batches
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self.finished = False
         self.drawn, self._generators = 0, LoaderGenerators()
         if resumed is not None:
@@ -112,8 +112,8 @@ class Pass:
         Raises:
             Exception: what the loader raised; batches before that are given before.
         """
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         batches: list[Any] = []
         if not self.finished:
             self._starts[self.drawn] = self._now()
@@ -126,7 +126,7 @@ class Pass:
             except Exception as error:
                 if not batches:
                     raise
-                self._error = error
+                self.error = error
         self.drawn += len(batches)
         return batches
 

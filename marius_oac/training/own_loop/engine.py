@@ -11,20 +11,22 @@ import torch
 from torch import nn
 
 from marius_oac.config.sections import PipelineConfig, WorkersConfig
-from marius_oac.errors import DivergedError, InputError, shown
+from marius_oac.errors import DivergedError, InputError, NodeLost, shown
 from marius_oac.runtime.closing import Closable
 from marius_oac.training.own_loop.announced import Announced
 from marius_oac.training.own_loop.arguments import check_model, check_whole, folder_of, listed
 from marius_oac.training.own_loop.at_hand import Rows
-from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful, load, save
+from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful
 from marius_oac.training.own_loop.drawing import Batches, Position
 from marius_oac.training.own_loop.exits import end_at_exit
 from marius_oac.training.own_loop.feeding import KeysOfModules, feedings
+from marius_oac.training.own_loop.home import Home
 from marius_oac.training.own_loop.key_forms import joined
 from marius_oac.training.own_loop.loop import CallLoop, Loop
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
 from marius_oac.training.own_loop.pipeline import OpenBatch
 from marius_oac.training.own_loop.planner import Fed
+from marius_oac.training.own_loop.processes.choosing import share_of
 from marius_oac.training.own_loop.served import Peeked
 
 _MODES = ("oac", "sync", "async")
@@ -42,6 +44,8 @@ class Engine(Closable):
         stateful: what else a checkpoint holds: anything with `state_dict` and `load_state_dict`, such as schedulers.
         in_flight: batches between the reading of their rows and the end of their writing. Results don't depend on it.
         mode: oac; sync, one batch at a time; or async: many in flight, whose rows may be stale, as Marius had it.
+        group: of torch.distributed, such as `torch.distributed.group.WORLD`: its processes share the rows, and each
+            draws batches of its own. A group of one process, or None: all is in this one.
 
     Attributes:
         tables: of the modules.
@@ -53,7 +57,7 @@ class Engine(Closable):
 
     def __init__(
         self, model: nn.Module, keys: KeysOfModules, optimizers: Sequence[torch.optim.Optimizer],
-        stateful: Sequence[Any] = (), in_flight: int = 8, mode: str = "oac",
+        stateful: Sequence[Any] = (), in_flight: int = 8, mode: str = "oac", group: Any = None,
     ):  # fmt: skip
         if mode not in _MODES:
             raise InputError(f"mode must be one of {', '.join(_MODES)}, not {shown(mode)}", "Engine")
@@ -62,15 +66,12 @@ class Engine(Closable):
         if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 1 <= in_flight <= 1024:
             raise InputError(f"in_flight must be a number from 1 to 1024, not {shown(in_flight)}", "Engine")
         self._config = PipelineConfig(mode=mode, in_flight=in_flight, workers=_ONE)
-        group = torch.distributed
-        if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
-            raise InputError(f"it is one of {group.get_world_size()} processes: each would train a table of its own",
-                             "Engine")  # fmt: skip
+        share = share_of(group)
         stateful = listed(stateful, "stateful", "Engine")
         check_stateful(optimizers, "optimizers")
         check_stateful(stateful, "stateful")
         self._optimizers = [each for each in optimizers if isinstance(each, RowsOptimizer)]
-        self._feedings = feedings(model, keys, optimizers)
+        self._feedings = feedings(model, keys, optimizers, share)
         self._served, self.tables = zip(*((each.served, each.table) for each in self._feedings), strict=True)
         self._parts = Parts(self.tables, model, optimizers, stateful)
         self._loop: Loop | None = None
@@ -79,6 +80,11 @@ class Engine(Closable):
         self._failed: BaseException | None = None
         self._closed, self._pid, self.lost = False, os.getpid(), 0
         self._next = max(table.next_timestamp for table in self.tables)
+        self._home = Home(self.tables)
+        if share.size > 1:
+            from marius_oac.training.own_loop.processes.home import Processes  # it takes long, and few need it
+
+            self._home = Processes(group, share, self._feedings, in_flight, mode, self._next, self._fail)
         for served, table in zip(self._served, self.tables, strict=True):
             served.table, served.engine, served.first_rows = table, self, None
 
@@ -105,7 +111,8 @@ class Engine(Closable):
         self._end_loop()  # another one may have begun since `batches` was called
         self._check_usable()
         resumed, self._resumed, self._position = self._resumed, None, None
-        self._loop = loop = Loop(self.tables, self._config, self._next, self._fed, loader, accumulate, resumed)
+        self._home.begin(self._next, accumulate)
+        self._loop = loop = Loop(self._home, self._config, self._next, self._fed, loader, accumulate, resumed)
         end_at_exit(loop)
         try:
             for opened in loop.batches():
@@ -136,7 +143,7 @@ class Engine(Closable):
         self._check_usable()
         if self._loop is None:
             self._resumed = self._position = None
-            self._loop = CallLoop(self.tables, self._config, self._next, self._fed)
+            self._loop = CallLoop(self._home, self._config, self._next, self._fed)
             end_at_exit(self._loop)
         loop = self._loop
         if not isinstance(loop, CallLoop):
@@ -247,7 +254,7 @@ class Engine(Closable):
             moment = Moment(loop.first_untrained, loop.position())
         else:
             moment = Moment(self._next, self._position or self._resumed)
-        save(path, self._parts, moment, keep)
+        self._home.save(path, self._parts, moment, keep)
 
     def load(self, folder: str | os.PathLike[str]) -> bool:
         """Sets everything to the newest checkpoint of the folder, and ends the loop that is under way. The next
@@ -264,7 +271,7 @@ class Engine(Closable):
         self._end_loop()
         self._check_usable()
         try:
-            moment = load(path, self._parts)
+            moment = self._home.load(path, self._parts)
         except HalfLoaded as error:
             self._fail(error)
             raise
@@ -285,8 +292,14 @@ class Engine(Closable):
         """Waits until all batches that were handed back are in the store. Raises what the pipeline raised."""
         self._check_process()
         loop = self._loop
-        if loop is not None and not loop.wait_until_written():
-            self._end_loop()
+        try:
+            if loop is None:
+                self._home.wait_until_written()
+            elif not loop.wait_until_written():
+                self._end_loop()
+        except NodeLost as error:
+            self._fail(error)
+            raise
         if self._failed is not None:
             self._check_usable()
 
@@ -310,9 +323,12 @@ class Engine(Closable):
         self._end_loop()  # again where Ctrl-C came between
         for served in self._served:
             served.engine = None
+        self._home.close()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         known = self._failed
+        if error is not None:
+            self._home.abort()
         self.close()
         if error is None and self._failed is not None and self._failed is not known:
             raise self._failed

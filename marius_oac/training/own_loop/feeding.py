@@ -15,6 +15,7 @@ from marius_oac.training.own_loop.bag_collections import EmbeddingBagCollection
 from marius_oac.training.own_loop.key_forms import Keys
 from marius_oac.training.own_loop.modules import Keyed
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
+from marius_oac.training.own_loop.processes.placing import ALONE, Share
 from marius_oac.training.own_loop.served import Served
 from marius_oac.training.own_loop.tables import Table
 
@@ -27,11 +28,13 @@ class Feeding:
     """A table that an engine serves.
 
     Attributes:
+        optimizer: of its rows.
         sources: of each of its modules, where its keys are in a batch; those of one module follow those of another.
     """
 
     served: Served
     table: Table
+    optimizer: RowsOptimizer
     sources: Sequence[KeySource]
 
     def keys(self, batches: Sequence[Any], where: str) -> list[Keys]:
@@ -39,8 +42,13 @@ class Feeding:
         return [each for batch in batches for source in self.sources for each in batch_keys(source, batch, where)]
 
 
-def feedings(model: nn.Module, keys: KeysOfModules, optimizers: Sequence[torch.optim.Optimizer]) -> list[Feeding]:
+def feedings(
+    model: nn.Module, keys: KeysOfModules, optimizers: Sequence[torch.optim.Optimizer], share: Share = ALONE
+) -> list[Feeding]:
     """One for each table of the model, made where there is none yet, in the order of their first modules.
+
+    Args:
+        share: the part of all keys whose rows are in this process.
 
     Raises:
         InputError: keys or optimizers are missing, or don't fit.
@@ -56,9 +64,10 @@ def feedings(model: nn.Module, keys: KeysOfModules, optimizers: Sequence[torch.o
         if module.served.engine is not None:
             raise InputError(f"{name!r} is served by another engine: close that first", "Engine")
         first.setdefault(module.served, name)
-    tables = {served: _table(served, name, optimizers) for served, name in first.items()}
+    owners = {served: _owner(served, name, optimizers) for served, name in first.items()}
+    tables = {served: _table(served, name, owners[served], share) for served, name in first.items()}
     return [
-        Feeding(served, table, [sources[module] for module in names if module.served is served])
+        Feeding(served, table, owners[served], [sources[module] for module in names if module.served is served])
         for served, table in tables.items()
     ]
 
@@ -88,8 +97,8 @@ def _sources(model: nn.Module, names: Mapping[Keyed, str], keys: KeysOfModules) 
     return found
 
 
-def _table(served: Served, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> Table:
-    """The table, which is made if there is none yet."""
+def _owner(served: Served, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> RowsOptimizer:
+    """The optimizer of a table."""
     others = [each for each in optimizers if not isinstance(each, RowsOptimizer)]
     if any(served.first_rows is each for other in others for group in other.param_groups for each in group["params"]):
         raise InputError(f"one has the weight that {name!r} had: make it after mt.convert", "Engine: optimizers")
@@ -98,14 +107,22 @@ def _table(served: Served, name: str, optimizers: Sequence[torch.optim.Optimizer
     if len(owners) != 1:
         count = "no row optimizer" if not owners else "several row optimizers"
         raise InputError(f"{name!r} is in {count} of `optimizers`, such as mt.Adagrad", "Engine: optimizers")
+    return owners[0]
+
+
+def _table(served: Served, name: str, optimizer: RowsOptimizer, share: Share) -> Table:
+    """The table, which is made if there is none yet."""
     table = served.table
     if table is None:
-        table = Table(name, served.dimension, served.std, served.seed, owners[0].config, served.capacity,
-                      served.storage)  # fmt: skip
+        table = Table(name, served.dimension, served.std, served.seed, optimizer.config, served.capacity,
+                      served.storage, share)  # fmt: skip
         if served.first_rows is not None:
             table.begin_with(served.first_rows.detach().numpy())
+    if table.share != share:
+        raise InputError(f"rows of {name!r} are those of rank {table.share.rank} of {table.share.size} processes, and "
+                         f"the engine is for rank {share.rank} of {share.size}", "Engine: group")  # fmt: skip
     if table.broken is not None:
         raise InputError(f"rows of {name!r} may be lost: an engine has failed: {table.broken}", "Engine")
-    if table.kind != owners[0].config.kind:
+    if table.kind != optimizer.config.kind:
         raise InputError(f"rows of {name!r} have the state of another optimizer", "Engine: optimizers")
     return table

@@ -29,9 +29,9 @@ from marius_oac.training.own_loop.alone import Alone
 from marius_oac.training.own_loop.beside import Beside
 from marius_oac.training.own_loop.drawing import Pass, Position
 from marius_oac.training.own_loop.hand_over import HandOver
-from marius_oac.training.own_loop.pipeline import LoopPipeline, LoopSource, LoopStep, OpenBatch
-from marius_oac.training.own_loop.planner import Fed, LoopPlanner
-from marius_oac.training.own_loop.tables import Table
+from marius_oac.training.own_loop.home import Home
+from marius_oac.training.own_loop.pipeline import LoopPipeline, OpenBatch
+from marius_oac.training.own_loop.planner import Fed
 
 AHEAD = 2
 """Batches that the loader is ahead at least, beside those in flight, where there are threads. At most it is as many
@@ -50,7 +50,7 @@ class Loop:
     """A loop in the user's thread.
 
     Args:
-        tables: that it trains.
+        home: where the rows are that it trains.
         config: mode and batches in flight.
         first: number of the first batch.
         fed: finds the keys of some batches; its errors are raised when the first one's turn comes.
@@ -63,9 +63,10 @@ class Loop:
     """
 
     def __init__(
-        self, tables: Sequence[Table], config: PipelineConfig, first: int, fed: Keys, loader: Iterable[Any],
+        self, home: Home, config: PipelineConfig, first: int, fed: Keys, loader: Iterable[Any],
         accumulate: int = 1, resumed: Position | None = None,
     ):  # fmt: skip
+        self._home = home
         self._fed, self._in_flight, self._first, self._pid = fed, config.room, first, os.getpid()
         self._pass = Pass(loader, resumed)
         self._accumulate, self._drawn = accumulate, []  # type: int, list[Any]
@@ -74,13 +75,13 @@ class Loop:
         self._feed: Channel[Fed] = Channel("feed", 2 * self._in_flight + AHEAD)
         self._hand_over: HandOver[OpenBatch] = HandOver()
         self._next, self.handed_back, self._closed, self.lost = first, 0, False, 0
-        self._error: BaseException | None = None
-        source, step = LoopSource(tables, config.mode, self._stop), LoopStep(tables, self._hand_over)
+        self._error: Exception | None = None
+        source, step = home.source(config.mode, self._stop), home.step(self._hand_over)
         self._pipeline = LoopPipeline(
-            LoopPlanner(tables, self._feed), source, step, config, torch.device("cpu"), NoTelemetry(), self._on_result
+            home.planner(self._feed), source, step, config, torch.device("cpu"), NoTelemetry(), self._on_result
         )
         self._way: Alone | Beside = Alone(self._pipeline, step, first, _NO_LAST)
-        always = source.look_ahead or config.mode == "async"
+        always = source.look_ahead or home.waits or config.mode == "async"
         self._threads = True if always else None if config.mode == "oac" else False  # None: not known yet
         self._seconds: deque[float] = deque(maxlen=SAMPLE)
         self._owner = threading.current_thread()
@@ -123,7 +124,10 @@ class Loop:
 
     def wait_until_written(self) -> bool:
         """Waits until every batch that was handed back is in the store. Returns whether they are."""
-        return self._way.wait_until_written(self.first_untrained)
+        if not self._way.wait_until_written(self.first_untrained):
+            return False
+        self._home.wait_until_written(self.first_untrained - 1)
+        return True
 
     def batches(self) -> Iterator[OpenBatch]:
         """Each batch in turn; asking for the next one hands the last one back. Must be followed by `end`.
@@ -174,22 +178,36 @@ class Loop:
                 batches = self._pass.draw(self._accumulate * (given + 2 * self._in_flight + AHEAD - self._next))
             except Exception as error:  # its turn comes after the batches before it
                 batches, self._error = [], error
+            self._error = self._error or self._pass.error
             self._drawn += batches
+            units, ended = self._units(not batches or self._error is not None)
+            units, self._error = self._home.drawn(units, self._pass.drawn, self._error)
             try:
-                while len(self._drawn) >= self._accumulate or (self._drawn and not batches):
-                    self._feed_unit()
+                for unit in units:
+                    self._put(unit)
             except Closed:  # the pipeline has failed, and says why when it is joined
                 return
-            except Exception as error:
-                batches, self._error = [], error
-            if not batches:
+            if ended or self._error is not None:
                 self._close_feed()
 
-    def _feed_unit(self) -> None:
-        unit, self._drawn = self._drawn[: self._accumulate], self._drawn[self._accumulate :]
-        self._feed.put(self._fed(self._next, self._fed_until + len(unit), unit))
-        self._fed_until += len(unit)
-        self._next += 1
+    def _units(self, ended: bool) -> tuple[list[Fed], bool]:
+        """What was drawn, as batches of the pipeline, without what is too little for one unless the loader is at its
+        end; and whether that, or an error, is the end."""
+        units: list[Fed] = []
+        number, until = self._next, self._fed_until
+        while len(self._drawn) >= self._accumulate or (self._drawn and ended):
+            unit, self._drawn = self._drawn[: self._accumulate], self._drawn[self._accumulate :]
+            number, until = number + 1, until + len(unit)
+            try:
+                units.append(self._fed(number - 1, until, unit))
+            except Exception as error:
+                self._error = error
+                return units, True
+        return units, ended
+
+    def _put(self, unit: Fed) -> None:
+        self._feed.put(unit)
+        self._next, self._fed_until = unit.batch_index + 1, unit.until
 
     def _close_feed(self) -> None:
         self._closed = True
@@ -210,6 +228,7 @@ class Loop:
                 if self._at_hand is not None and self._at_hand.trained:
                     self._count(self._at_hand)
                 self._close_feed()
+                self._home.cut(self.first_untrained)
                 self._way.end()
                 break
             except KeyboardInterrupt as error:
@@ -233,8 +252,8 @@ class Loop:
 class CallLoop(Loop):
     """A loop whose batches come one at a time by calls of `exchange`, without a loader."""
 
-    def __init__(self, tables: Sequence[Table], config: PipelineConfig, first: int, fed: Keys):
-        super().__init__(tables, config, first, fed, ())
+    def __init__(self, home: Home, config: PipelineConfig, first: int, fed: Keys):
+        super().__init__(home, config, first, fed, ())
         self._pass.draw(1)  # which finds that it has none
         self._threads = bool(self._threads)  # nothing is ahead of a batch that they could work on meanwhile
 
@@ -246,9 +265,8 @@ class CallLoop(Loop):
         """The batch with its rows, which is to be given back; None: the pipeline has failed."""
         self._owner = threading.current_thread()
         self._start_threads()
-        self._drawn = [batch]
         try:
-            self._feed_unit()
+            self._put(self._fed(self._next, self._fed_until + 1, [batch]))
         except Closed:
             return None
         self._at_hand = self._way.take()

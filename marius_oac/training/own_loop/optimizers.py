@@ -16,7 +16,7 @@ from marius_oac.config.sections import OptimizerConfig
 from marius_oac.errors import InputError, shown
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.training.own_loop.arguments import check_rate, check_real, listed
-from marius_oac.training.own_loop.at_hand import Rows
+from marius_oac.training.own_loop.at_hand import Rows, Update
 from marius_oac.training.own_loop.modules import Keyed
 from marius_oac.training.own_loop.served import Served
 
@@ -41,10 +41,13 @@ class RowsOptimizer(torch.optim.Optimizer):
         kernel: the update, with a learning rate of 1.
         config: its kind and parameters.
         tables: of each group.
+        only_used: rows that the model has not looked up in the batch stay as they are.
 
     Args:
         modules: modules with tables in them, or groups: dictionaries with such modules as `params`, and an `lr`.
     """
+
+    only_used = False
 
     def __init__(self, modules: Given, lr: float, config: OptimizerConfig):
         whole: list[Any] = (
@@ -116,7 +119,11 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     def _update(self, rows: Rows, group: dict[str, Any], place: int) -> None:
         """Updates the rows of the group's table number `place`."""
-        rows.update(partial(self.kernel.update, timestamp=0, factor=float(group["lr"])), only_used=False)
+        rows.update(self, float(group["lr"]), 1)
+
+    def updating(self, rate: float, number: int) -> Update:
+        """See `Rule.updating`."""
+        return partial(self.kernel.update, timestamp=0, factor=rate)
 
 
 class Adagrad(RowsOptimizer):
@@ -140,6 +147,8 @@ class Adam(RowsOptimizer):
     """torch.optim.SparseAdam's update: of the rows that the model has looked up in the batch. Averages of others stand
     still. A table's steps are counted in its group, as `steps`."""
 
+    only_used = True
+
     def __init__(self, modules: Given, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8):
         check_real(eps, "eps", "Adam", above=True)
         if len(listed(betas, "betas", "Adam")) != 2:
@@ -153,8 +162,12 @@ class Adam(RowsOptimizer):
             group["steps"] = [0] * len(tables)
 
     def _update(self, rows: Rows, group: dict[str, Any], place: int) -> None:
-        if rows.update(partial(self._step, rate=float(group["lr"]), step=group["steps"][place] + 1), only_used=True):
+        if rows.update(self, float(group["lr"]), group["steps"][place] + 1):
             group["steps"][place] += 1
+
+    def updating(self, rate: float, number: int) -> Update:
+        """See `Rule.updating`."""
+        return partial(self._step, rate=rate, step=number)
 
     def _step(self, rows: np.ndarray, gradients: np.ndarray, rate: float, step: int) -> None:
         """In torch: the kernel of runs rounds 1 - beta to float32, which over 200 steps moves rows by some 1e-5."""

@@ -44,6 +44,8 @@ class OpenBatch:
 class LoopStep:
     """The pipeline's step: hands the batch to the user and waits until it is back."""
 
+    rows_type = Rows
+
     def __init__(self, tables: Sequence[Table], hand_over: HandOver[OpenBatch]):
         self._tables, self._hand_over = tables, hand_over
 
@@ -59,7 +61,7 @@ class LoopStep:
         """A batch with these rows, float32 [n, width] of each table, for the user."""
         number = data.fed.batch_index
         opened = [
-            Rows(number, table.name, table.dimension, rows[place], data.order[place], data.distinct[place],
+            self.rows_type(number, table.name, table.dimension, rows[place], data.order[place], data.distinct[place],
                  data.local[place])
             for place, table in enumerate(self._tables)
         ]  # fmt: skip

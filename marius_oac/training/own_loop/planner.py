@@ -69,18 +69,22 @@ class LoopPlanner:
         self._tables, self._feed = tables, feed
         self.tables = [TableSpec(table.name, table.capacity, min(_FIRST_ROWS, table.capacity)) for table in tables]
 
-    def plan(self, batch_index: int) -> LoopPlan:
+    def plan(self, batch_index: int) -> Plan[Any]:
         """The next batch of the feed. Raises Closed after the last one, which ends the run."""
         fed = self._feed.get()
         if fed.batch_index != batch_index:
             raise RuntimeError(f"batch {fed.batch_index} was fed in the place of {batch_index}")
         distinct = [DistinctKeys.of(table.name, *keys) for table, keys in zip(self._tables, fed.keys, strict=True)]
+        return self._planned(fed, distinct)
+
+    def _planned(self, fed: Fed, distinct: Sequence[DistinctKeys]) -> Plan[Any]:
         ids = [table.find(each) for table, each in zip(self._tables, distinct, strict=True)]
         local = [each.numbers.astype(np.int64) for each in distinct]
-        return LoopPlan(batch_index, (), LoopBatch(fed=fed, distinct=distinct, local=local), 1, ids)
+        return LoopPlan(fed.batch_index, (), LoopBatch(fed=fed, distinct=distinct, local=local), 1, ids)
 
-    def assign_rows(self, plan: LoopPlan) -> Plan[LoopBatch]:
+    def assign_rows(self, plan: Plan[Any]) -> Plan[Any]:
         """Gives rows to new keys."""
+        assert isinstance(plan, LoopPlan)
         for table, each, ids in zip(self._tables, plan.data.distinct, plan.ids, strict=True):
             table.admit(each, ids)
         rows, orders = zip(*map(_sorted, plan.ids), strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from marius_oac.storage.keys.index import MAX_CAPACITY
 from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.snapshots import SavedTable
 from marius_oac.training.own_loop.key_forms import KeyArray
+from marius_oac.training.own_loop.processes.placing import ALONE, Share
 
 IN_MEMORY = StorageConfig()
 _SHARE = 0.5  # of the free memory, and of the free disk, that a table may grow to
@@ -72,6 +73,7 @@ class Table:
         config: of the optimizer.
         capacity: most rows; None: as many as half of the free memory, or of the free disk, takes.
         place: where rows lie, as `storage` returns it.
+        share: the part of all keys that have rows here.
 
     Raises:
         InputError: files can't be made.
@@ -81,12 +83,14 @@ class Table:
         kind: of the optimizer whose state the rows have.
         next_timestamp: that of the first batch to come: all before it are in the store.
         broken: why no engine may use the rows any more; None: any may.
+        elsewhere: looks up rows in several processes, as `look_up`; None: all are here.
     """
 
     def __init__(
         self, name: str, dimension: int, std: float, seed: int, config: OptimizerConfig, capacity: int | None,
-        place: StorageConfig = IN_MEMORY,
+        place: StorageConfig = IN_MEMORY, share: Share = ALONE,
     ):  # fmt: skip
+        self.share = share
         self.name, self.dimension, self.kind = name, dimension, config.kind
         optimizer = RowOptimizer(config)
         layout = RowLayout(dimension, optimizer.state_width(dimension))
@@ -101,6 +105,7 @@ class Table:
             self._keys = KeyTable(self.store, folder=self._folders[0] if self._folders else None)
         self._admitting = threading.Lock()  # a look-up must not find a key whose row is not in the store yet
         self.next_timestamp, self.broken = 0, None  # type: int, str | None
+        self.elsewhere: Callable[[KeyArray], tuple[np.ndarray, np.ndarray]] | None = None
 
     @property
     def capacity(self) -> int:
@@ -127,14 +132,24 @@ class Table:
             self._keys.load(keys)
             self.store.restore(saved)
 
+    @property
+    def key_table(self) -> KeyTable:
+        """Its keys, with their store."""
+        return self._keys
+
     def begin_with(self, values: np.ndarray) -> None:
-        """Gives keys 0 to n - 1 the first rows of the empty table, with these values, float32 [n, dimension].
+        """Gives keys 0 to n - 1 the first rows of the empty table, with these values, float32 [n, dimension]; but only
+        those that have rows here.
 
         Raises:
             InputError: the table has no room for them.
         """
+        numbers = np.arange(len(values))
+        if self.share != ALONE:
+            here = self.share.holds(np.zeros(numbers.size, np.uint16), numbers)
+            numbers, values = numbers[here], values[here]
         count = len(values)
-        keys = np.zeros(count, np.uint16), np.arange(count), np.zeros(count, np.uint32)
+        keys = np.zeros(count, np.uint16), numbers, np.zeros(count, np.uint32)
         with self._disk_errors():
             self._keys.admit(*keys, np.full(count, -1), distinct=True)
             for block in self.store.blocks():
@@ -173,6 +188,8 @@ class Table:
         Raises:
             InputError: rows are on disk and an engine has failed, or the disk fails.
         """
+        if self.elsewhere is not None:
+            return self.elsewhere(keys)
         with self._admitting:
             self._check_readable()
             rows, local, _ = self._keys.look_up(*keys)

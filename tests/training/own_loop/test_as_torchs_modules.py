@@ -173,7 +173,7 @@ def test_a_forked_process_has_no_engine_and_may_read_when_it_is_closed():
 def test_ranks_of_a_group_have_no_engine(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(InputError, match="2 processes: each would train a table of its own"):
+    with pytest.raises(InputError, match="2 processes: share the rows among them by group="):
         Loop()
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     assert Loop()

@@ -1,0 +1,87 @@
+"""Batches whose rows are in several processes: planned with a route to each row, and given back as gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marius_oac.errors import InputError
+from marius_oac.nodes.shards.placement import Placement, route_keys
+from marius_oac.nodes.shards.routed import RoutedPlan
+from marius_oac.runtime.channel import Channel
+from marius_oac.storage.keys.distinct import DistinctKeys
+from marius_oac.training.own_loop.at_hand import Rows, Rule
+from marius_oac.training.own_loop.pipeline import LoopStep
+from marius_oac.training.own_loop.planner import Fed, LoopBatch, LoopPlanner
+from marius_oac.training.own_loop.processes.shard import Stepped
+from marius_oac.training.own_loop.tables import Table
+from marius_oac.types import Plan
+
+
+class SharedBatch(LoopBatch):
+    """A batch, and what the user's loop has done with it.
+
+    Attributes:
+        steps: of each table; None: nothing. Put there when the batch is handed back.
+    """
+
+    steps: list[Stepped | None]
+
+    def __init__(self, fed: Fed, distinct: Sequence[DistinctKeys]):
+        local = [each.numbers.astype(np.int64) for each in distinct]
+        order = [np.arange(each.asked[1].size) for each in distinct]
+        super().__init__(fed=fed, distinct=distinct, local=local, order=order)
+        object.__setattr__(self, "steps", [None] * len(distinct))
+
+
+class SharedPlanner(LoopPlanner):
+    """Plans batches whose rows the shards of all processes assign."""
+
+    def __init__(self, tables: Sequence[Table], feed: Channel[Fed], placement: Placement):
+        super().__init__(tables, feed)
+        self._placement = placement
+
+    def _planned(self, fed: Fed, distinct: Sequence[DistinctKeys]) -> Plan[Any]:
+        data = SharedBatch(fed, distinct)
+        routes = [route_keys(self._placement, *each.asked) for each in distinct]
+        return RoutedPlan(fed.batch_index, tuple(data.order), data, 1, routes)
+
+    def assign_rows(self, plan: Plan[Any]) -> Plan[Any]:
+        """Returns the plan: shards give rows to new keys."""
+        return plan
+
+
+class SharedRows(Rows):
+    """The rows of one table in the batch at hand. `update` keeps the gradient, which is sent when the batch is handed
+    back; the leaf stays as it was."""
+
+    _step: Stepped | None = None
+
+    def update(self, by: Rule, rate: float, number: int) -> bool:
+        """See `Rows.update`. Raises InputError if it was called before."""
+        gradients = self._gradient()
+        if gradients is None:
+            return False
+        if self.stepped:
+            raise InputError(
+                "a second step in one batch: over several processes rows are updated once, when the batch is handed "
+                "back", f"batch {self.number}, table {self.name!r}"
+            )  # fmt: skip
+        self._step = Stepped(rate, number, np.concatenate([gradients, self._used[:, None]], 1, dtype=np.float32))
+        self.stepped = True
+        return True
+
+
+class SharedStep(LoopStep):
+    """Hands batches to the user, and keeps what is to be sent."""
+
+    rows_type = SharedRows
+
+    def _take_back(self, data: Any, opened: Sequence[Any], rows: Sequence[np.ndarray], had: bool) -> None:
+        if had:
+            data.steps[:] = [each._step for each in opened]
+        else:
+            for own in rows:
+                own[:] = 0  # what is there may have been read by half

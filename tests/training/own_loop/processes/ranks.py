@@ -1,0 +1,366 @@
+"""What the processes of a group do in tests: `python -m tests.training.own_loop.processes.ranks FOLDER SCENARIO...`, with
+RANK and WORLD_SIZE set. Each scenario's result is put into FOLDER/SCENARIO.RANK.pt."""
+
+import contextlib
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import marius_oac.torch as mt
+from marius_oac.errors import MariusOacError
+
+COUNT, KEYS, SIZE = 12, 60, 6  # batches, keys, and keys of a batch and process
+TIMEOUT = 20
+
+
+def batches(size, count=COUNT, seed=0):
+    """Global batches, in the parts of `size` processes: [count][size]."""
+    draw = torch.Generator().manual_seed(seed)
+    return [[torch.randint(0, KEYS, (SIZE,), generator=draw) for _ in range(size)] for _ in range(count)]
+
+
+class Training:
+    """A model of one table and a dense part, of one process alone or of those of a group."""
+
+    def __init__(self, group=None, optimizer=mt.Adagrad, lr=0.1, in_flight=4, mode="oac", texts=False, **given):
+        torch.manual_seed(3)
+        self.items, self.texts = mt.Embedding(4, **given), texts
+        self.head = nn.Linear(4, 1)
+        self.model = nn.Sequential(self.items, self.head)
+        self.rows = optimizer(self.items, lr=lr)
+        self.dense = torch.optim.SGD(self.head.parameters(), lr=0.05)
+        alone = group is None or dist.get_world_size(group) == 1
+        self.called = self.head if alone else nn.parallel.DistributedDataParallel(self.head, process_group=group)
+        self.engine = mt.Engine(
+            self.model, keys={self.items: 0}, optimizers=[self.rows, self.dense], in_flight=in_flight, mode=mode, group=group
+        )
+
+    def keys(self, keys):
+        return [f"key {key}" for key in keys.tolist()] if self.texts else keys
+
+    def loss(self, batch):
+        wanted = batch[1][:, None].float() % 7
+        return (self.called(self.items(batch[0])) - wanted).pow(2).mean()
+
+    def train(self, batch, step=True):
+        self.loss(batch).backward()
+        if step:
+            self.rows.step()
+            self.dense.step()
+        self.rows.zero_grad()
+        self.dense.zero_grad()
+
+    def fed(self, parts):
+        return [(self.keys(part), part) for part in parts]
+
+    def table(self):
+        self.model.eval()
+        found = self.items(self.keys(torch.arange(KEYS))).clone()
+        self.model.train()
+        return found
+
+    def result(self):
+        return [self.table(), self.head.weight.detach().clone()]
+
+
+def concatenated(size, count=COUNT, **given):
+    """Table and weights that one process has after the batches of all."""
+    training = Training(**given)
+    with training.engine as engine:
+        for batch in engine.batches(training.fed(torch.cat(each) for each in batches(size, count))):
+            training.train(batch)
+    return training.result()
+
+
+def mine(training, group, count=COUNT):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    return training.fed(parts[rank] for parts in batches(size, count))
+
+
+def trained(group, count=COUNT, **given):
+    training = Training(group, **given)
+    with training.engine as engine:
+        for batch in engine.batches(mine(training, group, count)):
+            training.train(batch)
+        return training.result()
+
+
+@contextlib.contextmanager
+def told(lines):
+    """Notes the line of an error."""
+    try:
+        yield
+    except MariusOacError as error:
+        lines.append(f"{type(error).__name__}: {error}")
+
+
+class Scenarios:
+    """Each method is one, called in every process."""
+
+    def __init__(self, folder):
+        self.folder, self.group = folder, dist.group.WORLD
+        self.rank = dist.get_rank()
+
+    def adagrad(self):
+        return trained(self.group)
+
+    def sgd(self):
+        return trained(self.group, optimizer=mt.SGD)
+
+    def adam(self):
+        return trained(self.group, optimizer=mt.Adam, lr=0.02)
+
+    def texts(self):
+        return trained(self.group, texts=True)
+
+    def ways(self):
+        """The same bits for all of these."""
+        return [trained(self.group, in_flight=flight, mode=mode)
+                for mode, flight in (("sync", 1), ("oac", 1), ("oac", 4), ("oac", 16))]  # fmt: skip
+
+    def disk(self):
+        place = os.path.join(self.folder, f"rows {self.rank}")
+        os.makedirs(place)
+        return trained(self.group, memory=9 * 4173, path=place)
+
+    def alone(self):
+        """A group of each process alone."""
+        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        training = Training(groups[self.rank])
+        with training.engine as engine:
+            for batch in engine.batches(training.fed(parts[0] for parts in batches(2))):
+                training.train(batch)
+        return training.result()
+
+    def resumed(self):
+        """Saved within the loop, which is left; then gone on with by another engine, twice."""
+        folder, training = os.path.join(self.folder, "saved"), Training(self.group)
+        with training.engine as engine:
+            found = [engine.load(folder)]
+            for number, batch in enumerate(engine.batches(mine(training, self.group))):
+                training.train(batch)
+                if number in (3, 6):
+                    engine.save(folder)
+                if number == 8:
+                    break
+        training = Training(self.group)
+        with training.engine as engine:
+            found.append(engine.load(folder))
+            for number, batch in enumerate(engine.batches(mine(training, self.group))):
+                training.train(batch)
+                if number == 1:
+                    break
+            engine.save(folder)
+        training = Training(self.group)
+        with training.engine as engine:
+            found.append(engine.load(folder))
+            for batch in engine.batches(mine(training, self.group)):
+                training.train(batch)
+            return [found, training.result(), sorted(os.listdir(folder)), len(training.items.table)]
+
+    def looks(self):
+        """Rows are read by one process alone, within the loop and after it."""
+        training, seen, asked = Training(self.group), [], torch.arange(KEYS)
+        with training.engine as engine:
+            for number, batch in enumerate(engine.batches(mine(training, self.group))):
+                if self.rank == number % 2:
+                    seen.append(training.table())
+                    with engine.peek((asked, asked)):
+                        seen.append(training.items(asked))
+                training.train(batch)
+                if number == 6:
+                    break
+            if self.rank:
+                seen.append(training.table())
+        return seen
+
+    def skipped(self):
+        training = Training(self.group)
+        with training.engine as engine:
+            before = training.table()
+            for batch in engine.batches(mine(training, self.group, 4)):
+                training.train(batch, step=False)
+            return [before, training.table()]
+
+    def accumulated(self):
+        training = Training(self.group)
+        with training.engine as engine:
+            for number, batch in enumerate(engine.batches(mine(training, self.group, 5), accumulate=2)):
+                (training.loss(batch) / 2).backward()
+                if number % 2 or number == 4:
+                    training.rows.step()
+                    training.rows.zero_grad()
+                    training.dense.zero_grad()
+            return [training.table()]
+
+    def uneven(self):
+        """One process has fewer batches; the engine goes on with another loop."""
+        lines, training, trained = [], Training(self.group), 0
+        with training.engine as engine:
+            with told(lines):
+                for batch in engine.batches(mine(training, self.group, 7 - 2 * self.rank)):
+                    training.train(batch)
+                    trained += 1
+            for batch in engine.batches(mine(training, self.group, 2)):
+                training.train(batch)
+                trained += 1
+            return [lines, trained, training.table()]
+
+    def uneven_units(self):
+        """The last batches of `accumulate` are fewer in one process."""
+        lines, training, trained = [], Training(self.group, mode="sync"), 0
+        with training.engine as engine, told(lines):
+            for _ in engine.batches(mine(training, self.group, 8 - self.rank), accumulate=3):
+                trained += 1
+        return [lines, trained]
+
+    def failed_loader(self):
+        def loader(training):
+            for number, batch in enumerate(mine(training, self.group)):
+                if number == 5 and self.rank == 1:
+                    raise ValueError("a bad file")
+                yield batch
+
+        lines, training, trained = [], Training(self.group), 0
+        with training.engine as engine:
+            try:
+                for batch in engine.batches(loader(training)):
+                    training.train(batch)
+                    trained += 1
+            except (ValueError, MariusOacError) as error:
+                lines.append(str(error))
+        return [lines, trained]
+
+    def wrong_keys(self):
+        lines, training, trained = [], Training(self.group), 0
+        given = mine(training, self.group)
+        if self.rank == 0:
+            given[5] = (torch.rand(3), given[5][1])
+        with training.engine as engine, told(lines):
+            for batch in engine.batches(given):
+                training.train(batch)
+                trained += 1
+        return [lines, trained]
+
+    def _fails(self, train, **given):
+        """The line with which a loop ends, in an engine that is closed after."""
+        lines = []
+        with told(lines):
+            training = Training(self.group, **given)
+            with training.engine as engine:
+                for number, batch in enumerate(engine.batches(mine(training, self.group))):
+                    train(training, number, batch)
+        dist.barrier()
+        return [lines]
+
+    def rates(self):
+        def train(training, number, batch):
+            if number == 4:
+                training.rows.param_groups[0]["lr"] = 0.1 * (1 + self.rank)
+            training.train(batch)
+
+        return self._fails(train)
+
+    def half_stepped(self):
+        return self._fails(lambda training, number, batch: training.train(batch, step=number < 3 or self.rank == 0))
+
+    def twice(self):
+        def train(training, number, batch):
+            training.loss(batch).backward()
+            training.rows.step()
+            training.rows.step()
+
+        return self._fails(train)
+
+    def infinite(self):
+        """Rows of one process become too large."""
+        return self._fails(lambda training, number, batch: training.train(batch), lr=1e9, optimizer=mt.SGD)
+
+    def raised(self):
+        """The loop's body raises in one process, which goes on living."""
+        lines, training = [], Training(self.group)
+        with contextlib.suppress(ZeroDivisionError), told(lines), training.engine as engine:
+            for number, batch in enumerate(engine.batches(mine(training, self.group))):
+                if number == 5 and self.rank == 1:
+                    raise ZeroDivisionError
+                # No collective of its own, which would wait for the group's timeout.
+                training.items(batch[0]).sum().backward()
+                training.rows.step()
+                training.rows.zero_grad()
+        dist.barrier()
+        return [lines]
+
+    def apart(self):
+        """One process saves where the other asks for batches."""
+        lines, training = [], Training(self.group)
+        with told(lines), training.engine as engine:
+            for number, batch in enumerate(engine.batches(mine(training, self.group))):
+                training.train(batch)
+                if number == 2 and self.rank == 1:
+                    engine.save(os.path.join(self.folder, "apart"))
+        dist.barrier()
+        return [lines, os.path.exists(os.path.join(self.folder, "apart"))]
+
+    def other_tables(self):
+        lines = []
+        for given in ({"std": 1 + self.rank}, {"optimizer": (mt.SGD, mt.Adagrad)[self.rank]}, {"in_flight": 2 + self.rank}):
+            with told(lines):
+                Training(self.group, **given)
+            dist.barrier()
+        with told(lines):
+            Training()
+        with told(lines):
+            mt.Engine(nn.Sequential(mt.Embedding(2)), keys={}, optimizers=[], group="all")
+        return [lines]
+
+    def other_folders(self):
+        """Checkpoints of other numbers of processes, and parts that are not there."""
+        lines, training = [], Training(self.group)
+        with training.engine as engine:
+            for name in ("process-0-of-3", "0000000004"):
+                folder = os.path.join(self.folder, f"layout {name}")
+                os.makedirs(os.path.join(folder, name), exist_ok=True)
+                open(os.path.join(folder, name, "manifest.json"), "w").close()
+                dist.barrier()
+                for use in (engine.load, engine.save):
+                    with told(lines):
+                        use(folder)
+            folder = os.path.join(self.folder, "part")
+            engine.save(folder)
+            if self.rank == 1:
+                os.rename(os.path.join(folder, "process-1-of-2"), os.path.join(self.folder, "away"))
+            dist.barrier()
+            with told(lines):
+                engine.load(folder)
+            with told(lines):
+                engine.save(os.path.join(self.folder, "file", "within") if self.rank else os.path.join(self.folder, "f"))
+        with told(lines):
+            training.table()
+        return [lines]
+
+    def converted(self):
+        torch.manual_seed(5)
+        model = mt.convert(nn.Sequential(nn.Embedding(KEYS, 4)))
+        rows = mt.SGD(model, lr=0.1)
+        with mt.Engine(model, keys={"0": 0}, optimizers=[rows], group=self.group) as engine:
+            model.eval()
+            return [model[0](torch.arange(KEYS)), len(engine.tables[0])]
+
+
+def main(folder, *scenarios):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=int(os.environ["RANK"]),
+                            world_size=int(os.environ["WORLD_SIZE"]), timeout=timedelta(seconds=TIMEOUT))  # fmt: skip
+    every = Scenarios(folder)
+    open(os.path.join(folder, "file"), "w").close()
+    for name in scenarios:
+        torch.save(getattr(every, name)(), os.path.join(folder, f"{name}.{every.rank}.pt"))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
