@@ -121,7 +121,8 @@ def check_layout(folder: Path, processes: int) -> None:
         parts = (re.fullmatch(r"process-[0-9]+-of-([0-9]+)", each.name) for each in folder.iterdir())
         there = {int(part[1]) for part in parts if part} | ({1} if Checkpoints(folder).names() else set())
     for number in sorted(there - {processes}):
-        raise CheckpointError(f"has checkpoints of {number} processes, and this is a loop of {processes}: use as many, "
+        several = "processes" if number > 1 else "process"
+        raise CheckpointError(f"has checkpoints of {number} {several}, and this is a loop of {processes}: use as many, "
                               "or another folder", folder)  # fmt: skip
 
 

@@ -11,6 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -54,8 +55,7 @@ class Agreement:
         try:
             texts = self._gather(own)
         except RuntimeError as error:
-            first = str(error).partition("\n")[0]
-            why = f"is gone, or has not come within {self.timeout:g} s to where rank {self.rank} {call}: {shown(first)}"
+            why = f"is gone, or has not come within {self.timeout:g} s to where rank {self.rank} {call}"
             raise NodeLost("of another rank", why) from error
         found = [json.loads(text) for text in texts]
         if len({other for other, _ in found}) > 1:
@@ -76,13 +76,13 @@ class Agreement:
         dist.all_gather(texts, mine, group=self._group)
         return [each.numpy().tobytes() for each in texts]
 
-    def same(self, call: str, **values: Any) -> None:
-        """Raises InputError if a value differs between processes; the line names one of them."""
+    def same(self, call: str, values: Mapping[str, Any]) -> None:
+        """Raises InputError if a value differs between processes; the line has the first one that does."""
         texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
         every = self.gather(call, texts)
         for rank, other in enumerate(every):
             for name, text in every[0].items():
-                if other.get(name) != text:
+                if other[name] != text:
                     there = f"{shown(json.loads(text))} on rank 0 and {shown(json.loads(other[name]))} on rank {rank}"
                     raise InputError(f"{name} must be the same in all processes: it is {there}", "Engine")
 

@@ -110,6 +110,8 @@ class LoopRows(RemoteRows):
         try:
             super()._send(node, message)
         except InputError as error:
+            if error is self._error:
+                raise
             raise InputError(error.message, "Engine.batches") from None
 
     def abort(self) -> None:

@@ -91,10 +91,14 @@ class Processes(Home):
             table.elsewhere = self._reader(number)
 
     def _compare(self, feedings: Sequence[Feeding], **others: Any) -> None:
-        tables = {
-            each.table.name: [about(each.table), each.optimizer.config.model_dump(mode="json")] for each in feedings
-        }
-        self._agreement.same("makes an engine", tables=tables, **others)
+        values: dict[str, Any] = {"tables": [each.table.name for each in feedings], **others}
+        for each in feedings:
+            own = about(each.table)
+            told = {**own, **own["initial"], **each.optimizer.config.model_dump(mode="json")}
+            values |= {
+                f"{name} of table {each.table.name!r}": value for name, value in told.items() if name != "initial"
+            }
+        self._agreement.same("makes an engine", values)
 
     def _connect(self, feedings: Sequence[Feeding], in_flight: int) -> None:
         rank, size = self._share
@@ -145,13 +149,11 @@ class Processes(Home):
         """`Agreement.gather`; where it fails no process can go on."""
         try:
             return self._agreement.gather(call, value)
-        except MariusOacError:
-            self._broken = True
-            lost = present(self._source).error
-            if isinstance(lost, MariusOacError):
-                error = lost  # it says more
+        except MariusOacError as found:
+            known = present(self._source).error
+            error = known if isinstance(known, MariusOacError) else found  # the former says more
             self._on_broken(error)
-            self.abort()
+            self._fail(error)
             raise error from None
 
     def begin(self, first: int, accumulate: int) -> None:
@@ -227,8 +229,12 @@ class Processes(Home):
 
     def abort(self) -> None:
         """Makes the others find this process lost."""
-        self._broken = True
-        present(self._source).abort()
+        self._fail(InputError("this process does not go on", "Engine"))
+
+    def _fail(self, error: MariusOacError) -> None:
+        self._broken, source = True, present(self._source)
+        source.fail(error)  # before: threads of a pipeline take the end of a connection for a normal one
+        source.abort()
 
     def close(self) -> None:
         """Ends threads and connections, after all processes have come here, unless one of them has failed."""

@@ -1,7 +1,8 @@
-"""What the processes of a group do in tests: `python -m tests.training.own_loop.processes.ranks FOLDER SCENARIO...`, with
-RANK and WORLD_SIZE set. Each scenario's result is put into FOLDER/SCENARIO.RANK.pt."""
+"""What the processes of a group do in tests: `python -m tests.training.own_loop.processes.ranks FOLDER SCENARIO...`,
+with RANK and WORLD_SIZE set. Each scenario's result is put into FOLDER/SCENARIO.RANK.pt."""
 
 import contextlib
+import faulthandler
 import os
 import sys
 from datetime import timedelta
@@ -36,7 +37,12 @@ class Training:
         alone = group is None or dist.get_world_size(group) == 1
         self.called = self.head if alone else nn.parallel.DistributedDataParallel(self.head, process_group=group)
         self.engine = mt.Engine(
-            self.model, keys={self.items: 0}, optimizers=[self.rows, self.dense], in_flight=in_flight, mode=mode, group=group
+            self.model,
+            keys={self.items: 0},
+            optimizers=[self.rows, self.dense],
+            in_flight=in_flight,
+            mode=mode,
+            group=group,
         )
 
     def keys(self, keys):
@@ -299,7 +305,9 @@ class Scenarios:
         lines, training = [], Training(self.group)
         with told(lines), training.engine as engine:
             for number, batch in enumerate(engine.batches(mine(training, self.group))):
-                training.train(batch)
+                training.items(batch[0]).sum().backward()
+                training.rows.step()
+                training.rows.zero_grad()
                 if number == 2 and self.rank == 1:
                     engine.save(os.path.join(self.folder, "apart"))
         dist.barrier()
@@ -307,7 +315,11 @@ class Scenarios:
 
     def other_tables(self):
         lines = []
-        for given in ({"std": 1 + self.rank}, {"optimizer": (mt.SGD, mt.Adagrad)[self.rank]}, {"in_flight": 2 + self.rank}):
+        for given in (
+            {"std": 1 + self.rank},
+            {"optimizer": (mt.SGD, mt.Adagrad)[self.rank]},
+            {"in_flight": 2 + self.rank},
+        ):
             with told(lines):
                 Training(self.group, **given)
             dist.barrier()
@@ -337,10 +349,22 @@ class Scenarios:
             with told(lines):
                 engine.load(folder)
             with told(lines):
-                engine.save(os.path.join(self.folder, "file", "within") if self.rank else os.path.join(self.folder, "f"))
+                engine.save(
+                    os.path.join(self.folder, "file", "within") if self.rank else os.path.join(self.folder, "f")
+                )
         with told(lines):
             training.table()
         return [lines]
+
+    def endless(self):
+        """Trains until it is killed."""
+        training = Training(self.group)
+        with training.engine as engine:
+            for number, batch in enumerate(engine.batches(mine(training, self.group, 100_000))):
+                training.train(batch)
+                if number == 5:
+                    print("training", flush=True)
+        return []
 
     def converted(self):
         torch.manual_seed(5)
@@ -357,8 +381,10 @@ def main(folder, *scenarios):
     every = Scenarios(folder)
     open(os.path.join(folder, "file"), "w").close()
     for name in scenarios:
+        faulthandler.dump_traceback_later(3 * TIMEOUT, exit=True)  # what hangs ends, with every thread's stack
         torch.save(getattr(every, name)(), os.path.join(folder, f"{name}.{every.rank}.pt"))
         dist.barrier()
+    faulthandler.cancel_dump_traceback_later()
     dist.destroy_process_group()
 
 

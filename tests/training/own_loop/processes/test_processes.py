@@ -1,0 +1,182 @@
+"""Loops in two processes: the results of one, lines for what goes wrong, and nothing that hangs."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import marius_oac.torch as mt
+from marius_oac.errors import CheckpointError
+from tests.training.own_loop.processes import ranks
+from tests.training.own_loop.processes.ranks import Training, batches, concatenated
+from tests.training.own_loop.processes.spawned import ended, results, spawn
+
+
+def near(one, other):
+    return all(torch.allclose(*pair, rtol=0, atol=1e-6) for pair in zip(one, other, strict=True))
+
+
+def equal(one, other):
+    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def test_two_processes_have_the_results_of_one_and_tell_what_differs(tmp_path):
+    found = results(tmp_path, "adagrad", "resumed", "uneven", "rates", "half_stepped")
+    wanted = concatenated(2)
+    for rank in range(2):
+        assert near(found["adagrad"][rank], wanted) and equal(found["adagrad"][rank], found["adagrad"][0])
+        loaded, result, folders, rows = found["resumed"][rank]
+        assert loaded == [False, True, True] and equal(result, found["adagrad"][0])
+        assert folders == ["process-0-of-2", "process-1-of-2"] and 0 < rows < ranks.KEYS
+        lines, trained, _ = found["uneven"][rank]
+        assert trained == 7 and lines == [
+            "InputError: Engine.batches: rank 1 has 5 batches in this pass, and rank 0 more: give all as many"
+        ]
+        (lines,) = found["rates"][rank]
+        assert len(lines) == 1 and lines[0].endswith("the learning rate is 0.1 on rank 0 and 0.2 on rank 1")
+        (lines,) = found["half_stepped"][rank]
+        assert len(lines) == 1 and "batch 3, table '0': rank 0 has updated rows and rank 1 has not" in lines[0]
+    # Batches before the uneven ones are trained, and the loop after them.
+    alone = Training()
+    with alone.engine as engine:
+        for part in [*batches(2, 5), *batches(2, 2)]:
+            for batch in engine.batches(alone.fed([torch.cat(part)])):
+                alone.train(batch)
+    assert torch.allclose(found["uneven"][0][2], alone.table(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_rows_are_the_same_for_all_optimizers_modes_and_places(tmp_path):
+    found = results(tmp_path, "adagrad", "sgd", "adam", "texts", "ways", "disk", "alone", "converted")
+    given = {"sgd": {"optimizer": mt.SGD}, "adam": {"optimizer": mt.Adam, "lr": 0.02}, "texts": {"texts": True}}
+    torch.manual_seed(5)
+    first = torch.nn.Embedding(ranks.KEYS, 4).weight
+    alone = Training()
+    with alone.engine as engine:
+        for batch in engine.batches(alone.fed(parts[0] for parts in batches(2))):
+            alone.train(batch)
+    for rank in range(2):
+        for name, arguments in given.items():
+            assert near(found[name][rank], concatenated(2, **arguments)), name
+        assert all(equal(way, found["adagrad"][rank]) for way in found["ways"][rank])
+        assert equal(found["disk"][rank], found["adagrad"][rank])
+        assert equal(found["alone"][rank], alone.result())
+        assert torch.equal(found["converted"][rank][0], first)
+    assert sum(rows for _, rows in found["converted"]) == ranks.KEYS
+
+
+@pytest.mark.slow
+def test_three_processes(tmp_path):
+    found = results(tmp_path, "adagrad", "ways", size=3)
+    wanted = concatenated(3)
+    for rank in range(3):
+        assert near(found["adagrad"][rank], wanted)
+        assert all(equal(way, found["adagrad"][0]) for way in found["ways"][rank])
+
+
+@pytest.mark.slow
+def test_rows_are_read_by_one_process_within_the_loop_and_after_it(tmp_path):
+    found = results(tmp_path, "looks")["looks"]
+    tables = [concatenated(2, count)[0] for count in range(8)]
+    for rank, seen in enumerate(found):
+        for place, number in enumerate(range(rank, 7, 2)):
+            for each in seen[2 * place : 2 * place + 2]:
+                assert torch.allclose(each, tables[number], rtol=0, atol=1e-6), (rank, number)
+    assert torch.allclose(found[1][-1], tables[7], rtol=0, atol=1e-6) and [*map(len, found)] == [8, 7]
+
+
+@pytest.mark.slow
+def test_skipped_steps_and_batches_that_are_one_unit(tmp_path):
+    found = results(tmp_path, "skipped", "accumulated", "uneven_units")
+    alone = Training()
+    with alone.engine as engine:
+        units = zip(*[iter(batches(2, 5))] * 2, strict=False)
+        for unit in [*units, (batches(2, 5)[4],)]:
+            for batch in engine.batches(alone.fed([torch.cat([*map(torch.cat, unit)])])):
+                loss = alone.loss(batch) * len(unit) / 2
+                loss.backward()
+                alone.rows.step()
+                alone.rows.zero_grad()
+    for rank in range(2):
+        assert torch.equal(*found["skipped"][rank])
+        assert torch.allclose(found["accumulated"][rank][0], alone.table(), rtol=0, atol=1e-6)
+        lines, trained = found["uneven_units"][rank]
+        assert trained == 6 and "rank 1 has 7 batches in this pass, and rank 0 more" in lines[0]
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_in_one_process_is_told_in_all(tmp_path):
+    wanted = {
+        "failed_loader": ("rank 1 goes no further: its loader has failed", "a bad file"),
+        "wrong_keys": ("batch 5, table '0': keys must be integers", "rank 0 goes no further"),
+        "twice": ("a second step in one batch", "a second step in one batch"),
+        "infinite": ("rows of table '0' are NaN, infinite or too large",) * 2,
+        "raised": ("node rank 1: the connection is lost", None),
+        "apart": ("node rank 1: the connection is lost", "has not come within 20 s to where rank 1 saves"),
+    }
+    found = results(tmp_path, *wanted)
+    for name, lines in wanted.items():
+        for rank, line in enumerate(lines):
+            said = found[name][rank][0]
+            assert len(said) == (line is not None), (name, rank, said)
+            assert line is None or line in said[0], (name, rank, said)
+    assert [trained for _, trained in (*found["failed_loader"], *found["wrong_keys"])] == [5] * 4
+
+
+@pytest.mark.slow
+def test_wrong_uses(tmp_path):
+    found = results(tmp_path, "other_tables", "other_folders")
+    for rank in range(2):
+        (lines,) = found["other_tables"][rank]
+        parts = (
+            "std of table '0' must be the same in all processes: it is 1 on rank 0 and 2 on rank 1",
+            "optimizer of table '0' must be the same in all processes: it is 'sgd' on rank 0 and 'adagrad' on",
+            "in_flight must be the same in all processes: it is 2 on rank 0 and 3 on rank 1",
+            "it is one of 2 processes: share the rows among them by group=torch.distributed.group.WORLD",
+            "a group of torch.distributed that this process is in, such as torch.distributed.group.WORLD, not 'all'",
+        )
+        assert len(lines) == len(parts) and all(part in line for part, line in zip(parts, lines, strict=True)), lines
+        (lines,) = found["other_folders"][rank]
+        parts = ("has checkpoints of 3 processes, and this is a loop of 2", "has checkpoints of 3 processes",
+                 "has checkpoints of 1 process, and this is a loop of 2", "has checkpoints of 1 process",
+                 "rank 1 has no part of any", "Not a directory",
+                 "rows are in several processes, and the engine is closed")  # fmt: skip
+        assert len(lines) == len(parts) and all(part in line for part, line in zip(parts, lines, strict=True)), lines
+
+
+def test_one_process_refuses_checkpoints_of_several(tmp_path):
+    (tmp_path / "process-0-of-2").mkdir()
+    training = Training()
+    with training.engine as engine:
+        for use in (engine.load, engine.save):
+            with pytest.raises(CheckpointError, match="has checkpoints of 2 processes, and this is a loop of 1"):
+                use(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_by", [signal.SIGKILL, signal.SIGINT])
+def test_a_process_that_ends_ends_the_others(tmp_path, killed_by):
+    processes = spawn(tmp_path, "endless")
+    said = processes[1].stdout
+    assert said is not None and said.readline() == "training\n"
+    processes[1].send_signal(killed_by)
+    (code, text), (other, interrupted) = ended(processes)
+    assert code == 1 and other != 0
+    assert "rank 1" in text or "another rank" in text or "Connection closed" in text, text
+    if killed_by == signal.SIGINT:
+        assert "KeyboardInterrupt" in interrupted
+
+
+@pytest.mark.slow
+def test_the_documented_command(tmp_path):
+    """`torchrun` as the page has it."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "examples/own_loop_processes.py"], capture_output=True, text=True, env=environment, timeout=200,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "of the test batch is right" in found.stdout
