@@ -20,7 +20,12 @@ class Home:
 
     Args:
         tables: of the engine.
+
+    Attributes:
+        waits: rows take time to come, so that the pipeline needs threads from the first batch on.
     """
+
+    waits = False
 
     def __init__(self, tables: Sequence[Table]):
         self._tables = tables

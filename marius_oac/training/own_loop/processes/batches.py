@@ -55,9 +55,13 @@ class SharedPlanner(LoopPlanner):
 
 class SharedRows(Rows):
     """The rows of one table in the batch at hand. `update` keeps the gradient, which is sent when the batch is handed
-    back; the leaf stays as it was."""
+    back; the leaf stays as it was.
 
-    _step: Stepped | None = None
+    Attributes:
+        step: what is to be sent; None: nothing was called.
+    """
+
+    step: Stepped | None = None
 
     def update(self, by: Rule, rate: float, number: int) -> bool:
         """See `Rows.update`. Raises InputError if it was called before."""
@@ -69,7 +73,7 @@ class SharedRows(Rows):
                 "a second step in one batch: over several processes rows are updated once, when the batch is handed "
                 "back", f"batch {self.number}, table {self.name!r}"
             )  # fmt: skip
-        self._step = Stepped(rate, number, np.concatenate([gradients, self._used[:, None]], 1, dtype=np.float32))
+        self.step = Stepped(rate, number, np.concatenate([gradients, self._used[:, None]], 1, dtype=np.float32))
         self.stepped = True
         return True
 
@@ -79,9 +83,12 @@ class SharedStep(LoopStep):
 
     rows_type = SharedRows
 
-    def _take_back(self, data: Any, opened: Sequence[Any], rows: Sequence[np.ndarray], had: bool) -> None:
-        if had:
-            data.steps[:] = [each._step for each in opened]
+    def compute(self, rows: Sequence[np.ndarray], data: Any, timestamp: int) -> float:
+        """See `LoopStep.compute`."""
+        opened = self.open(rows, data)
+        if self._hand_over.offer(opened):
+            data.steps[:] = [each.step for each in opened.rows]
         else:
             for own in rows:
-                own[:] = 0  # what is there may have been read by half
+                own[:] = 0  # of a batch that was cut it may be anything
+        return 0.0

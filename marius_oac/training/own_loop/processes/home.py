@@ -72,6 +72,8 @@ class Processes(Home):
         NodeLost: another process is not there.
     """
 
+    waits = True
+
     def __init__(
         self, group: dist.ProcessGroup, share: Share, feedings: Sequence[Feeding], in_flight: int, mode: str,
         first: int, on_broken: Callable[[Exception], None],
