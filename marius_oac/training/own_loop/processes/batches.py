@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class SharedStep(LoopStep):
         """See `LoopStep.compute`."""
         opened = self.open(rows, data)
         if self._hand_over.offer(opened):
-            data.steps[:] = [each.step for each in opened.rows]
+            data.steps[:] = [cast(SharedRows, each).step for each in opened.rows]
         else:
             for own in rows:
                 own[:] = 0  # of a batch that was cut it may be anything
