@@ -26,8 +26,8 @@ from marius_oac.training.own_loop.loop import CallLoop, Loop
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
 from marius_oac.training.own_loop.pipeline import OpenBatch
 from marius_oac.training.own_loop.planner import Fed
-from marius_oac.training.own_loop.processes.choosing import share_of
 from marius_oac.training.own_loop.served import Peeked
+from marius_oac.training.own_loop.sharing import share_of
 
 _MODES = ("oac", "sync", "async")
 _ONE = WorkersConfig(plan=1, read=1, upload=1, download=1, write=1)

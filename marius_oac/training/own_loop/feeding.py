@@ -15,8 +15,8 @@ from marius_oac.training.own_loop.bag_collections import EmbeddingBagCollection
 from marius_oac.training.own_loop.key_forms import Keys
 from marius_oac.training.own_loop.modules import Keyed
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
-from marius_oac.training.own_loop.processes.placing import ALONE, Share
 from marius_oac.training.own_loop.served import Served
+from marius_oac.training.own_loop.sharing import ALONE, Share
 from marius_oac.training.own_loop.tables import Table
 
 KeysOfModules = Mapping[Any, KeySource]

@@ -27,7 +27,7 @@ from marius_oac.storage.keys.index import MAX_CAPACITY
 from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.snapshots import SavedTable
 from marius_oac.training.own_loop.key_forms import KeyArray
-from marius_oac.training.own_loop.processes.placing import ALONE, Share
+from marius_oac.training.own_loop.sharing import ALONE, Share
 
 IN_MEMORY = StorageConfig()
 _SHARE = 0.5  # of the free memory, and of the free disk, that a table may grow to

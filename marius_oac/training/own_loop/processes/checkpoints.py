@@ -15,7 +15,7 @@ from marius_oac.errors import CheckpointError, InputError, MariusOacError
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.training.own_loop import checkpoints
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts
-from marius_oac.training.own_loop.processes.placing import Share
+from marius_oac.training.own_loop.sharing import Share
 
 Agreed = Callable[[str, Any], list[Any]]
 """`Agreement.gather`."""

@@ -48,8 +48,8 @@ from marius_oac.training.own_loop.processes import checkpoints
 from marius_oac.training.own_loop.processes.agreement import Agreement
 from marius_oac.training.own_loop.processes.batches import SharedPlanner, SharedStep
 from marius_oac.training.own_loop.processes.exchange import LoopRows, SharedSource
-from marius_oac.training.own_loop.processes.placing import Share
 from marius_oac.training.own_loop.processes.shard import FRAMES, LoopShard, LoopTable
+from marius_oac.training.own_loop.sharing import Share
 from marius_oac.types import present
 
 _SILENCE = 60.0
