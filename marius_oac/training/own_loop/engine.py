@@ -82,6 +82,8 @@ class Engine(Closable):
         self._next = max(table.next_timestamp for table in self.tables)
         self._home = Home(self.tables)
         if share.size > 1:
+            if mode == "async":
+                raise InputError("async is for one process: several train in lockstep", "Engine: mode")
             from marius_oac.training.own_loop.processes.home import Processes  # it takes long, and few need it
 
             self._home = Processes(group, share, self._feedings, in_flight, mode, self._next, self._fail)
