@@ -114,6 +114,18 @@ def test_ties_are_rounded_to_even_and_what_is_none_stays_none():
             assert np.array_equal(into, np.full((1, 4), bad), equal_nan=True)
 
 
+def test_what_was_multiplied_before_has_no_effect():
+    """Memory is reused, and an odd number of rows or columns has half a pair of it at the end."""
+    product, bad = ByBfloat16(), np.full((8, 34), np.nan, np.float32)
+    for left, right in ((numbers(4, 7), numbers(7, 33, seed=1)), (numbers(4, 7), numbers(7, 33, flipped=True, seed=1))):
+        found = [np.empty((4, 33), np.float32) for _ in range(2)]
+        for each in (bad, bad.T):
+            product(each, each.T, np.empty((len(each), len(each)), np.float32))
+        product(left, right, found[0])
+        ByBfloat16()(left, right, found[1])
+        assert (found[0] == found[1]).all()
+
+
 def test_products_of_nothing_are_zeros_and_those_of_many_small_matrices_are_float32():
     into = np.ones((3, 2), np.float32)
     ByBfloat16()(np.empty((3, 0), np.float32), np.empty((0, 2), np.float32), into)
