@@ -80,7 +80,7 @@ def _pack(batch, panels, lane, task):
         turn_pairs(own, pairs, last - first, pairs, turned + _BYTES * first, width)
         for k in range(first, last, 2):
             second = _candidate(batch, group, k + 1) if k + 1 < last else 0
-            pair_row(_candidate(batch, group, k), second, dimension, paired + _BYTES * (k // 2) * padded, padded)
+            pair_row(_candidate(batch, group, k), second, dimension, paired + _BYTES * (k // 2) * padded)
 
 
 @float_inlined

@@ -12,7 +12,7 @@ from marius_oac.kernels.cpu.jit import float_inlined
 
 _BYTES = 4
 _HALF = np.uint32(16)
-_ZERO, _ZERO_HALF = np.uint32(0), np.uint16(0)
+_ZERO_HALF = np.uint16(0)
 
 
 @float_inlined
@@ -25,9 +25,8 @@ def round_row(source, columns, into):
 
 
 @float_inlined
-def pair_row(first, second, columns, into, width):
-    """Writes the pairs of numbers of one column in two rows, by their addresses; zeros beyond `columns`, up to `width`,
-    and for a second row at address 0."""
+def pair_row(first, second, columns, into):
+    """Writes the pairs of numbers of one column in two rows, by their addresses; a second row at address 0 is zeros."""
     if second != 0:
         for j in range(columns):
             lower, upper = rounded_bits(get_uint32(first, j)), rounded_bits(get_uint32(second, j))
@@ -35,20 +34,18 @@ def pair_row(first, second, columns, into, width):
     else:
         for j in range(columns):
             set_uint32(into, j, np.uint32(rounded_bits(get_uint32(first, j))))
-    for j in range(columns, width):
-        set_uint32(into, j, _ZERO)
 
 
 @float_inlined
 def pair_rows(source, stride, rows, columns, into, width):
-    """`pair_row` of rows 0 and 1, 2 and 3, and so on: [(rows + 1) // 2, width].
+    """`pair_row` of rows 0 and 1, 2 and 3, and so on: [(rows + 1) // 2, columns].
 
-    `source` is the address of rows that are `stride` floats apart.
+    `source` is the address of rows that are `stride` floats apart; those written are `width` pairs apart.
     """
     for row in range(0, rows, 2):
         first = source + _BYTES * row * stride
         second = first + _BYTES * stride if row + 1 < rows else 0
-        pair_row(first, second, columns, into + _BYTES * (row // 2) * width, width)
+        pair_row(first, second, columns, into + _BYTES * (row // 2) * width)
 
 
 @float_inlined
