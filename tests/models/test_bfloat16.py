@@ -1,5 +1,7 @@
 """Products with inputs in bfloat16: bare, by a `Multiply`, and in the batches of link prediction."""
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -124,6 +126,15 @@ def test_what_was_multiplied_before_has_no_effect():
         product(left, right, found[0])
         ByBfloat16()(left, right, found[1])
         assert (found[0] == found[1]).all()
+
+
+def test_each_thread_has_memory_of_its_own():
+    product = ByBfloat16()
+    found = [product._take("left", 64)]
+    thread = threading.Thread(target=lambda: found.append(product._take("left", 64)))
+    thread.start()
+    thread.join()
+    assert not np.shares_memory(*found) and np.shares_memory(found[0], product._take("left", 64))
 
 
 def test_products_of_nothing_are_zeros_and_those_of_many_small_matrices_are_float32():
