@@ -34,13 +34,14 @@ class Tables:
 
     Args:
         config: `storage` of the run's configuration.
-        folder: of the run; None: page files have no names and are gone with the process, snapshots copy rows, and
-            batches leave room for calls on demand (`DiskTier`).
+        folder: of the run; None: a temporary one, where files are needed.
         layouts: of each table, by name.
         capacities: most rows of each table, by name.
         stack: what must be closed is entered here.
         binding: where memory and I/O threads belong.
         writable: False to look at the tables of a run that others may be training.
+        lasting: False: page files have no names and are gone with the process, snapshots copy rows, and batches leave
+            room for calls on demand (`DiskTier`).
     """
 
     def __init__(
@@ -52,16 +53,17 @@ class Tables:
         stack: ExitStack,
         binding: Binding = UNBOUND,
         writable: bool = True,
+        lasting: bool = True,
     ):
         self._config, self._layouts, self._capacities, self._stack = config, layouts, capacities, stack
         self._policy = binding.memory
         self._tier: DiskTier | None = None
         self.scratch: Path | None = None
         """A folder for what does not fit into memory; None if everything must, or nothing may be written."""
-        self._lasting = folder is not None
+        self._lasting = lasting
         if not config.on_disk:
             return
-        if config.paged and folder is None:
+        if config.paged and not lasting:
             self._tier = self._make_tier(nameless_files(config, list(layouts.values()), binding))
             return
         folder = (folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / TABLES

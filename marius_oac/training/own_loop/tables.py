@@ -100,7 +100,8 @@ class Table:
         name = quote(name, safe="").replace(".", "%2E")  # a part of files' names, up to the first dot
         self._stack = ExitStack()  # it need not be closed: memory and files go with what uses them
         with disk_errors(self._folders[0] if self._folders else Path(name)):
-            place_of = Tables(place, None, {name: layout}, {name: min(capacity, MAX_CAPACITY)}, self._stack)
+            rows = {name: min(capacity, MAX_CAPACITY)}
+            place_of = Tables(place, None, {name: layout}, rows, self._stack, lasting=False)
             self.store = place_of.make(name, 0, initial)
             self._keys = KeyTable(self.store, folder=self._folders[0] if self._folders else None)
         self._admitting = threading.Lock()  # a look-up must not find a key whose row is not in the store yet
