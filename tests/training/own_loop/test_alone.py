@@ -1,6 +1,7 @@
 """Small batches pass through the stages in the user's own thread, and others through the pipeline's threads: alike."""
 
 import contextlib
+import signal
 import threading
 import types
 
@@ -191,3 +192,20 @@ def test_ctrl_c_at_any_line_of_the_engine_leaves_whole_batches(step):
     assert lines > 300
     for line in range(1, lines, step):
         assert lines_of_a_loop(line, expected) <= 0
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("stage", ["read", "write"])
+def test_ctrl_c_within_a_stage_comes_after_it(monkeypatch, stage):
+    loop, original, calls = Loop(), getattr(Stages, stage), iter(range(100))
+
+    def pressed(self, batch):
+        if next(calls) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, batch)
+
+    monkeypatch.setattr(Stages, stage, pressed)
+    with pytest.raises(KeyboardInterrupt), loop.engine as engine:
+        for batch in engine.batches(key_batches(30)):
+            loop.train(batch)
+    assert torch.equal(loop.table(), after(5 + (stage == "write")))
