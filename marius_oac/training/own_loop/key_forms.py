@@ -1,8 +1,7 @@
 """Keys in the forms in which users have them: tensors of integers, jagged ones, lists of integers or of texts.
 
-A text's key is its checked fingerprint, as in a click log's (`data/logs/fingerprints`), in a vocabulary of its own: two
-texts never have one row, and no text has an integer's. In the rare case that two texts have the same 64-bit fingerprint
-and other checks, an error says so.
+A text's key is its checked fingerprint, as in a click log's (`data/logs/fingerprints`), in a vocabulary of its own: no
+text has an integer's row. Two texts with the same 64-bit fingerprint are an error, unless their checks are the same, too.
 """
 
 from __future__ import annotations
