@@ -1,7 +1,7 @@
 """Keys in the forms in which users have them: tensors of integers, jagged ones, lists of integers or of texts.
 
 A text's key is its checked fingerprint, as in a click log's (`data/logs/fingerprints`), in a vocabulary of its own: no
-text has an integer's row. Two texts with the same 64-bit fingerprint are an error, unless their checks are the same, too.
+text has an integer's row. Two texts with the same 64-bit fingerprint are an error, unless their checks are the same.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ def test_every_form_has_the_keys_and_bags_of_lists(bags):
 @settings(deadline=None)  # the first example may compile
 @given(st.lists(st.sampled_from(WORDS) | st.text(max_size=9)), st.lists(st.integers(-2, 2)))
 def test_texts_have_keys_of_their_own(texts, numbers):
+    texts, numbers = [*texts, ""], [*numbers, -(2**63)]  # which have one key, and no check
     found = joined([read_keys(each, "here").array("here") for each in (texts, numbers) if each])
     rows = list(zip(*(each.tolist() for each in found), strict=True))
     assert len({*rows}) == len({*texts}) + len({*numbers})
@@ -146,6 +147,8 @@ def test_two_texts_with_one_fingerprint_are_told_apart_or_refused(monkeypatch):
     monkeypatch.setattr(key_forms, "fingerprints", same)
     with (loop := Loop()).engine as engine, pytest.raises(InputError, match="two different texts .* fingerprint"):
         for batch in engine.batches([{"item": ["a"]}, {"item": ["bb"]}]):
+            with pytest.raises(InputError, match="key 'bb' was not announced"):
+                loop.items(["bb"])
             loop.items(batch["item"])
 
 
@@ -175,13 +178,14 @@ def test_weights_of_bags_of_different_lengths():
 
 def test_other_keys_of_a_batch_are_found_by_their_value():
     with (loop := Loop()).engine as engine:
-        for batch in engine.batches([{"item": ["a", "b"]}, {"item": [5, 5, -1]}, {"item": np.array(["b", "c"])}]):
+        for batch in engine.batches([{"item": ["a", "b", ""]}, {"item": [5, 5, -1]}, {"item": np.array(["b", "c"])}]):
             keys = batch["item"]
             assert torch.equal(loop.items(keys)[:1], loop.items(list(keys)[:1]))
             with pytest.raises(InputError, match=re.escape("key 'd' was not announced for batch")):
                 loop.items(["d"])
-            with pytest.raises(InputError, match="key 97 was not announced for batch"):
-                loop.items([97])
+            for key in (97, -(2**63)):  # the latter is the key of an empty text
+                with pytest.raises(InputError, match=f"key {key} was not announced for batch"):
+                    loop.items([key])
 
 
 @dataclass
