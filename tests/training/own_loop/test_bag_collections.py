@@ -125,6 +125,17 @@ def test_the_same_values_may_be_split_in_another_way():
             assert not third["a"][1].any() and torch.equal(third["b"][0], one.values()[1, :2] + one["b"].sum(0))
 
 
+def test_values_that_changed_since_they_were_read_are_looked_for_again():
+    values, ones = torch.arange(4), torch.ones(4, dtype=torch.int64)
+    collection, jagged = mt.EmbeddingBagCollection([table("t", ["a", "b"], 2)]), Jagged(["a", "b"], values, ones)
+    with mt.Engine(collection, {collection: 0}, [mt.SGD(collection)]) as engine:
+        for (first,) in engine.batches([[jagged]]):
+            before = collection(first)
+            values.copy_(values.flip(0))
+            after = collection(first)
+            assert torch.equal(after["a"], before["b"].flip(0)) and torch.equal(after["b"], before["a"].flip(0))
+
+
 def test_rows_begin_as_wide_as_those_of_torchrec():
     collection = mt.EmbeddingBagCollection([table("t", ["a"], num_embeddings=3), table("u", ["b"])])
     assert [each.served.std for each in collection.embedding_bags.values()] == [1 / 3, 1.0]
