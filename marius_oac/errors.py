@@ -51,18 +51,19 @@ class DivergedError(MariusOacError):
         batch_index: the batch.
         found: its loss, NaN also where dense parameters or their gradients are of no use; or what is, after it.
         kept: where training can go on from, with smaller steps.
+        outcome: what became of that batch.
     """
 
     exit_code = 2
 
-    def __init__(self, batch_index: int, found: float | str, kept: object = None):
+    def __init__(
+        self, batch_index: int, found: float | str, kept: object = None,
+        outcome: str = "training stopped, nothing of that batch was kept",
+    ):  # fmt: skip
         self.batch_index, self.found, self.kept = batch_index, found, kept
         what = found if isinstance(found, str) else f"the loss is {found}{_OR}"
         left = f"; the last good checkpoint is {kept}" if kept else ""
-        super().__init__(
-            f"diverged: {what} at batch {batch_index}: training stopped, nothing of that batch was kept{left}; "
-            "a smaller learning_rate may help"
-        )
+        super().__init__(f"diverged: {what} at batch {batch_index}: {outcome}{left}; a smaller learning_rate may help")
 
 
 class NodeLost(MariusOacError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,12 @@ def check_real(value: Any, what: str, where: str, above: bool = False) -> None:
 def check_rate(value: Any, where: str) -> None:
     """Raises InputError if it is no learning rate: a number, or a tensor with one, as torch's optimizers take."""
     check_real(value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, "lr", where)
+
+
+def check_known(other: Mapping[str, Any], where: str) -> None:
+    """Raises InputError if an argument is left over."""
+    for name in other:
+        raise InputError(f"there is no argument {name!r}", where)
 
 
 def check_model(value: Any, where: str) -> None:

@@ -104,7 +104,8 @@ class Rows:
     def check_gradient(self) -> None:
         """Raises DivergedError if the gradient is not finite."""
         if self.leaf.grad is not None and not bool(torch.isfinite(self.leaf.grad).all()):
-            raise DivergedError(self.number, f"the gradient of table {shown(self.name)} is not finite")
+            found = f"the gradient of table {shown(self.name)} is not finite"
+            raise DivergedError(self.number, found, outcome="no row was changed")
 
     def use(self, places: torch.Tensor) -> None:
         """Notes that the model has looked up the rows at these places of `leaf`, int64 of any shape."""

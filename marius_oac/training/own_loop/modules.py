@@ -34,7 +34,7 @@ class Keyed(Refusals):
     """What both modules share.
 
     Args:
-        dimension: floats of a row.
+        embedding_dim: floats of a row.
         padding_idx: a key, or a text, that stands for none: its vector is 0, bags leave it out, and nothing trains it.
         std: standard deviation of new rows' values, which are normal.
         seed: new rows are a function of seed, the module's name in the model, and key.
@@ -50,7 +50,7 @@ class Keyed(Refusals):
     """
 
     def __init__(
-        self, dimension: int, *more: Any, padding_idx: int | str | None = None, std: float | None = None,
+        self, embedding_dim: int, *more: Any, padding_idx: int | str | None = None, std: float | None = None,
         seed: int | None = None, capacity: int | None = None, shares: Keyed | None = None,
         memory: int | str | None = None, path: Any = None, **other: Any,
     ):  # fmt: skip
@@ -62,16 +62,16 @@ class Keyed(Refusals):
                 raise InputError(f"there is no argument {name!r}", type(self).__name__)
             raise InputError(f"{name} is not supported: {_REFUSED[name]}", type(self).__name__)
         kind = type(self).__name__
-        check_whole(dimension, "the dimension", kind)
+        check_whole(embedding_dim, "the dimension", kind)
         check_whole(1 if capacity is None else capacity, "capacity", kind)
         check_whole(seed or 0, "seed", kind, None)
         check_real(1.0 if std is None else std, "std", kind)
         if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int | str)):
             raise InputError(f"padding_idx must be a key, not {shown(padding_idx)}", type(self).__name__)
-        self.dimension, self.padding_idx = dimension, padding_idx
+        self.dimension, self.padding_idx = embedding_dim, padding_idx
         if shares is None:
             place = storage(memory, path, type(self).__name__)
-            self.served = Served(dimension, 1.0 if std is None else std, seed or 0, capacity, place)
+            self.served = Served(embedding_dim, 1.0 if std is None else std, seed or 0, capacity, place)
         else:
             own = {"std": std, "seed": seed, "capacity": capacity, "memory": memory, "path": path}
             self._check_shares(shares, own)
@@ -175,14 +175,16 @@ class EmbeddingBag(Keyed):
     """Sums or means of the rows of bags of keys: nn.EmbeddingBag over int64 keys of any value, or over texts.
 
     Args:
-        dimension: floats of a row.
+        embedding_dim: floats of a row.
         mode: sum, mean or max.
         include_last_offset: offsets end with the number of keys.
         given: of `Keyed`.
     """
 
-    def __init__(self, dimension: int, *more: Any, mode: str = "sum", include_last_offset: bool = False, **given: Any):
-        super().__init__(dimension, *more, **given)
+    def __init__(
+        self, embedding_dim: int, *more: Any, mode: str = "sum", include_last_offset: bool = False, **given: Any
+    ):
+        super().__init__(embedding_dim, *more, **given)
         if mode not in ("sum", "mean", "max"):
             raise InputError(f"mode must be sum, mean or max, not {shown(mode)}", type(self).__name__)
         self.mode, self.include_last_offset = mode, include_last_offset

@@ -15,7 +15,7 @@ from torch import nn
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.errors import InputError, shown
 from marius_oac.models.compute.row_optimizers import RowOptimizer
-from marius_oac.training.own_loop.arguments import check_rate, check_real, listed
+from marius_oac.training.own_loop.arguments import check_known, check_rate, check_real, listed
 from marius_oac.training.own_loop.at_hand import Rows, Update
 from marius_oac.training.own_loop.modules import Keyed
 from marius_oac.training.own_loop.served import Served
@@ -129,7 +129,10 @@ class RowsOptimizer(torch.optim.Optimizer):
 class Adagrad(RowsOptimizer):
     """torch.optim.Adagrad's update, of a batch's rows alone."""
 
-    def __init__(self, modules: Given, lr: float = 1e-2, eps: float = 1e-10, initial_accumulator_value: float = 0.0):
+    def __init__(
+        self, modules: Given, lr: float = 1e-2, eps: float = 1e-10, initial_accumulator_value: float = 0.0, **other: Any
+    ):
+        check_known(other, "Adagrad")
         check_real(eps, "eps", "Adagrad", above=True)
         check_real(initial_accumulator_value, "initial_accumulator_value", "Adagrad")
         config = OptimizerConfig(kind="adagrad", epsilon=eps, initial_accumulator=initial_accumulator_value)
@@ -139,7 +142,8 @@ class Adagrad(RowsOptimizer):
 class SGD(RowsOptimizer):
     """torch.optim.SGD's update without momentum, of a batch's rows alone."""
 
-    def __init__(self, modules: Given, lr: float = 1e-3):
+    def __init__(self, modules: Given, lr: float = 1e-3, **other: Any):
+        check_known(other, "SGD")
         super().__init__(modules, lr, OptimizerConfig(kind="sgd"))
 
 
@@ -149,7 +153,15 @@ class Adam(RowsOptimizer):
 
     only_used = True
 
-    def __init__(self, modules: Given, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8):
+    def __init__(
+        self,
+        modules: Given,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        **other: Any,
+    ):
+        check_known(other, "Adam")
         check_real(eps, "eps", "Adam", above=True)
         if len(listed(betas, "betas", "Adam")) != 2:
             raise InputError(f"betas must be two numbers, not {shown(betas)}", "Adam")

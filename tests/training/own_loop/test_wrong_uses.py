@@ -48,7 +48,7 @@ USES = {
     "keep must be a number of at least 1": lambda loop, batch, number: loop.engine.save("none", keep=True),
     "this loop was ended by another one": lambda loop, batch, number: [*loop.engine.batches([])],
     "or because the engine was closed": lambda loop, batch, number: loop.engine.close(),
-    "diverged: the gradient of table '0' is not finite": lambda loop, batch, number: (
+    "diverged: the gradient of table '0' is not finite at batch 0: no row was changed": lambda loop, batch, number: (
         (loop.items(batch["item"]) * float("nan")).sum().backward(),
         loop.rows.step(),
     ),
@@ -178,6 +178,10 @@ WRONG = {
     "betas must be at least 0 and less than 1, not 'a'": lambda: mt.Adam(mt.Embedding(3), betas=("a", 0.9)),
     "betas must be a list, not 'float'": lambda: mt.Adam(mt.Embedding(3), betas=0.9),
     "modules must be a list, not 'int'": lambda: mt.SGD(3),
+    "SGD: there is no argument 'momentum'": lambda: mt.SGD(mt.Embedding(3), momentum=0.9),
+    "Adagrad: there is no argument 'lr_decay'": lambda: mt.Adagrad(mt.Embedding(3), lr_decay=0.1),
+    "Adam: there is no argument 'weight_decay'": lambda: mt.Adam(mt.Embedding(3), weight_decay=0.1),
+    "Embedding: there is no argument 'dim'": lambda: mt.Embedding(embedding_dim=3, dim=3),
     "a row optimizer takes modules, not 'dict'": lambda: mt.SGD([{"lr": 1}]),
     "a table is in two groups": lambda: mt.SGD([{"params": it} for it in [mt.Embedding(3)] * 2]),
     "the model must be a module of torch's, not 'list'": lambda: mt.convert([]),
