@@ -61,7 +61,7 @@ test-dgl: .venv/tested  ## the tests that need dgl, in an environment of its own
 test-loops: .venv/tested  ## the examples with Lightning, TorchRec, FuxiCTR and PyG, in an environment of their own
 	@if ! $(MAKE) --no-print-directory .venv-loops/installed; then \
 	  echo 'test-loops: SKIPPED, as what the examples need can not be installed here'; \
-	else .venv-loops/bin/python -m pytest -q -m 'slow or not slow' tests/examples; fi
+	else .venv-loops/bin/python -m pytest -q -n 2 -m 'slow or not slow' tests/examples; fi
 
 # The Triton of an older torch, for which kernels are compiled, too.
 .venv-triton/installed: .venv/tested
