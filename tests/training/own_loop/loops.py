@@ -7,7 +7,7 @@ import torch
 
 import marius_oac.torch as mt
 
-PATIENCE = 120
+PATIENCE = 30
 
 
 @contextlib.contextmanager
