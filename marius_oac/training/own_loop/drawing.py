@@ -68,10 +68,15 @@ class Pass:
 
     Args:
         resumed: begins there; None: a new pass.
+        repeats: the last batch may be wanted again, also where the pass is gone on with.
+
+    Attributes:
+        last: the last batch that was drawn, in a list; empty: there was none.
     """
 
-    def __init__(self, loader: Iterable[Any], resumed: Position | None = None):
-        self._loader = loader
+    def __init__(self, loader: Iterable[Any], resumed: Position | None = None, repeats: bool = False):
+        self._loader, self._again = loader, int(repeats)
+        self.last: list[Any] = []
         self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._starts: dict[int, tuple[Any, States]] = {}  # the loader's state and generators before some batches
         self.error: Exception | None = None
@@ -86,7 +91,7 @@ class Pass:
                     self.draw(1)
             self.finished, self.drawn = resumed.finished, resumed.drawn + resumed.trained
         if resumed is None or resumed.over:
-            self._starts, self._generators = {}, LoaderGenerators()
+            self._starts, self._generators, self.last = {}, LoaderGenerators(), []
             self.finished, self.drawn, self._begin = False, 0, states()
             self._iterator = iter(loader)
 
@@ -128,6 +133,7 @@ class Pass:
                     raise
                 self.error = error
         self.drawn += len(batches)
+        self.last = batches[-1:] or self.last
         return batches
 
     def _now(self) -> tuple[Any, States]:
@@ -141,7 +147,8 @@ class Pass:
             del self._starts[start]
 
     def _start_before(self, count: int) -> int:
-        return max(start for start in self._starts if start <= count)
+        before = [start for start in self._starts if start <= max(0, count - self._again)]
+        return max(before) if before else min(self._starts)
 
     def position(self, count: int) -> Position:
         """Where the pass is when its first `count` batches are trained, and no others."""
@@ -157,14 +164,14 @@ class Batches(Iterator[Any]):
     none, to see which one is the last, and would so hand back each batch before it is trained.
     """
 
-    def __init__(self, batches: Generator[Any, None, None], loader: Iterable[Any]):
+    def __init__(self, batches: Generator[Any, None, None], loader: Iterable[Any] | None):
         self._batches, self._loader = batches, loader
 
     def __next__(self) -> Any:
         return next(self._batches)
 
     def __len__(self) -> int:
-        """That of the loader. Raises TypeError if it has none."""
+        """That of the loader. Raises TypeError if it, or the pass, has none."""
         return len(self._loader)  # type: ignore[arg-type]
 
     def close(self) -> None:

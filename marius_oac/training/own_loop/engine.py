@@ -30,6 +30,7 @@ from marius_oac.training.own_loop.served import Peeked
 from marius_oac.training.own_loop.sharing import share_of
 
 _MODES = ("oac", "sync", "async")
+_UNEVEN = ("error", "pad")
 _ONE = WorkersConfig(plan=1, read=1, upload=1, download=1, write=1)
 
 
@@ -48,6 +49,7 @@ class Engine(Closable):
             draws batches of its own. A group of one process, or None: all is in this one.
 
     Attributes:
+        weight: that the loss of the batch at hand counts with: 1, or 0 where the batch is padding.
         tables: of the modules.
         lost: updates that the mode async has lost: rows overwritten that another batch had changed since their reading.
 
@@ -78,7 +80,7 @@ class Engine(Closable):
         self._position: Position | None = None  # of a pass that is not at its end
         self._resumed: Position | None = None  # where the next pass begins
         self._failed: BaseException | None = None
-        self._closed, self._pid, self.lost = False, os.getpid(), 0
+        self._closed, self._pid, self.lost, self.weight = False, os.getpid(), 0, 1.0
         self._next = max(table.next_timestamp for table in self.tables)
         self._home = Home(self.tables)
         if share.size > 1:
@@ -90,15 +92,17 @@ class Engine(Closable):
         for served, table in zip(self._served, self.tables, strict=True):
             served.table, served.engine, served.first_rows = table, self, None
 
-    def batches(self, loader: Iterable[Any], accumulate: int = 1) -> Batches:
+    def batches(self, loader: Iterable[Any], accumulate: int = 1, uneven: str = "error") -> Batches:
         """The batches of `loader`, each with its rows in the modules. Asking for the next one hands the last one back.
-        They have a length if the loader has one; a pass that goes on from a checkpoint ends before.
+        They have a length if the loader has one and none is padding; a pass that goes on from a checkpoint ends before.
 
         Args:
             accumulate: so many batches have their rows together, and are handed back together: `step` once for all.
+            uneven: what happens where other processes have more batches: error; or pad: the last one is there again as
+                often, with a `weight` of 0.
 
         Raises:
-            InputError: `accumulate` is no such number, the engine is of no more use, or a batch has no such keys.
+            InputError: an argument is wrong, the engine is of no more use, or a batch has no such keys.
             DivergedError: rows are NaN, infinite or too large.
         """
         self._check_usable()
@@ -107,19 +111,24 @@ class Engine(Closable):
         check_whole(accumulate, "accumulate", "Engine.batches")
         if not isinstance(loader, Iterable):
             raise InputError(f"a loader is needed, not {shown(loader)}", "Engine.batches")
-        return Batches(self._iterate(loader, accumulate), loader)
+        if uneven not in _UNEVEN:
+            raise InputError(f"uneven must be one of {', '.join(_UNEVEN)}, not {shown(uneven)}", "Engine.batches")
+        return Batches(self._iterate(loader, accumulate, uneven), loader if uneven == "error" else None)
 
-    def _iterate(self, loader: Iterable[Any], accumulate: int) -> Generator[Any, None, None]:
+    def _iterate(self, loader: Iterable[Any], accumulate: int, uneven: str) -> Generator[Any, None, None]:
         self._end_loop()  # another one may have begun since `batches` was called
         self._check_usable()
         resumed, self._resumed, self._position = self._resumed, None, None
-        self._home.begin(self._next, accumulate)
-        self._loop = loop = Loop(self._home, self._config, self._next, self._fed, loader, accumulate, resumed)
+        self._home.begin(self._next, accumulate, uneven)
+        self._loop = loop = Loop(self._home, self._config, self._next, self._fed, loader, accumulate, resumed,
+                                 uneven == "pad")  # fmt: skip
         end_at_exit(loop)
         try:
             for opened in loop.batches():
                 self._place(opened)
-                for batch in opened.fed.batches:
+                own = len(opened.fed.batches) - opened.fed.padding
+                for place, batch in enumerate(opened.fed.batches):
+                    self.weight = float(place < own)
                     yield batch
                     self._check_under_way(loop)
                 self._displace()

@@ -30,7 +30,7 @@ class Home:
     def __init__(self, tables: Sequence[Table]):
         self._tables = tables
 
-    def begin(self, first: int, accumulate: int) -> None:
+    def begin(self, first: int, accumulate: int, uneven: str) -> None:
         """Called before a loop whose first batch has this number, and `accumulate` of the loader's in each."""
 
     def source(self, mode: str, stop: Callable[[], None]) -> RowSource:
@@ -45,9 +45,13 @@ class Home:
         """Hands batches to the user."""
         return LoopStep(self._tables, hand_over)
 
+    def most(self, drawn: int) -> int:
+        """The most batches that any process has drawn in this pass, of which this one has `drawn`."""
+        return drawn
+
     def drawn(self, fed: list[Fed], until: int, error: Exception | None) -> tuple[list[Fed], Exception | None]:
         """What of the batches that were drawn is trained, and the error that comes after it, if any. With them `until`
-        batches of the loader have been drawn in this pass."""
+        batches have been drawn in this pass."""
         return fed, error
 
     def cut(self, number: int) -> None:

@@ -56,6 +56,7 @@ class Loop:
         fed: finds the keys of some batches; its errors are raised when the first one's turn comes.
         accumulate: batches of the loader that are one of the pipeline, whose rows are handed back together.
         resumed: where the pass over the loader begins, if not at its first batch.
+        pad: where other processes have more batches, this one's last one is there again as often.
 
     Attributes:
         handed_back: how many batches of the pipeline the user has handed back.
@@ -64,11 +65,13 @@ class Loop:
 
     def __init__(
         self, home: Home, config: PipelineConfig, first: int, fed: Keys, loader: Iterable[Any],
-        accumulate: int = 1, resumed: Position | None = None,
+        accumulate: int = 1, resumed: Position | None = None, pad: bool = False,
     ):  # fmt: skip
         self._home = home
         self._fed, self._in_flight, self._first, self._pid = fed, config.room, first, os.getpid()
-        self._pass = Pass(loader, resumed)
+        self._pass, self._pad, self._ended = Pass(loader, resumed, pad), pad, False
+        self._padding = home.most(self._pass.drawn) - self._pass.drawn if pad else 0  # batches of the pass
+        self._padded = 0  # of those in `_drawn`, the last ones
         self._accumulate, self._drawn = accumulate, []  # type: int, list[Any]
         self._fed_until = self._trained = self._pass.drawn  # batches of the pass
         self._at_hand: OpenBatch | None = None
@@ -98,7 +101,10 @@ class Loop:
 
     def position(self) -> Position:
         """Where the pass over the loader is after the batches that were handed back."""
-        return self._pass.position(self._trained)
+        position = self._pass.position(self._trained)
+        if self._pad:  # all processes' passes end together
+            return replace(position, finished=self._ended and self.first_untrained == self._next)
+        return position
 
     def _start_threads(self) -> None:
         """Starts the pipeline's threads, if it is time for them. No batch may be with the user."""
@@ -180,8 +186,10 @@ class Loop:
                 batches, self._error = [], error
             self._error = self._error or self._pass.error
             self._drawn += batches
-            units, ended = self._units(not batches or self._error is not None)
-            units, self._error = self._home.drawn(units, self._pass.drawn, self._error)
+            padding = self._pad_drawn()
+            units, ended = self._units(not (batches or padding) or self._error is not None)
+            units, self._error = self._home.drawn(units, self._pass.drawn + self._padding, self._error)
+            self._ended = ended and self._error is None
             try:
                 for unit in units:
                     self._put(unit)
@@ -190,6 +198,22 @@ class Loop:
             if ended or self._error is not None:
                 self._close_feed()
 
+    def _pad_drawn(self) -> int:
+        """Repeats the last batch as often as other processes have drawn more. Returns how often."""
+        if not self._pad:
+            return 0
+        drawn = self._pass.drawn + self._padding
+        padding = self._home.most(drawn) - drawn
+        if not padding or self._error is not None:
+            return 0
+        if not self._pass.last:
+            self._error = InputError("there is no batch that could be there again as padding: the loader gave none",
+                                     "Engine.batches")  # fmt: skip
+            return 0
+        self._drawn += self._pass.last * padding
+        self._padding, self._padded = self._padding + padding, self._padded + padding
+        return padding
+
     def _units(self, ended: bool) -> tuple[list[Fed], bool]:
         """What was drawn, as batches of the pipeline, without what is too little for one unless the loader is at its
         end; and whether that, or an error, is the end."""
@@ -197,9 +221,11 @@ class Loop:
         number, until = self._next, self._fed_until
         while len(self._drawn) >= self._accumulate or (self._drawn and ended):
             unit, self._drawn = self._drawn[: self._accumulate], self._drawn[self._accumulate :]
-            number, until = number + 1, until + len(unit)
+            padding = max(0, self._padded - len(self._drawn))
+            self._padded -= padding
+            number, until = number + 1, until + len(unit) - padding
             try:
-                units.append(self._fed(number - 1, until, unit))
+                units.append(replace(self._fed(number - 1, until, unit), padding=padding))
             except Exception as error:
                 self._error = error
                 return units, True

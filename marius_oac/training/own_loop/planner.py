@@ -23,10 +23,11 @@ class Fed:
 
     Attributes:
         batch_index: its number.
-        until: batches of the pass over the loader up to the last of `batches`.
+        until: batches of the pass over the loader up to the last of `batches`, without padding.
         batches: of the user's loader.
         keys: of each table.
         given: of each table, the same as the user gave them.
+        padding: so many of `batches`, the last ones, are padding.
     """
 
     batch_index: int
@@ -34,6 +35,7 @@ class Fed:
     batches: Sequence[Any]
     keys: Sequence[KeyArray]
     given: Sequence[Sequence[Keys]]
+    padding: int = 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -88,6 +89,8 @@ class SharedStep(LoopStep):
         opened = self.open(rows, data)
         if self._hand_over.offer(opened):
             data.steps[:] = [cast(SharedRows, each).step for each in opened.rows]
+            if data.fed.padding == len(data.fed.batches):
+                data.steps[:] = [step and replace(step, gradients=np.zeros_like(step.gradients)) for step in data.steps]
         else:
             for own in rows:
                 own[:] = 0  # of a batch that was cut it may be anything

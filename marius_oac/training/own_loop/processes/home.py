@@ -158,10 +158,10 @@ class Processes(Home):
             self._fail(error)
             raise error from None
 
-    def begin(self, first: int, accumulate: int) -> None:
+    def begin(self, first: int, accumulate: int, uneven: str) -> None:
         """See `Home.begin`."""
         what = "begins a loop"
-        self._same(what, accumulate=accumulate, first=first, before=self._last)
+        self._same(what, accumulate=accumulate, uneven=uneven, first=first, before=self._last)
         self.wait_until_written()
         self._agreed(what)  # nobody pushes anything of the loop before
         self._server.begin(first, self._shard)
@@ -190,9 +190,13 @@ class Processes(Home):
         """See `Home.step`."""
         return SharedStep(self._tables, hand_over)
 
+    def most(self, drawn: int) -> int:
+        """See `Home.most`."""
+        return int(max(self._agreed("asks for batches", drawn)))
+
     def drawn(self, fed: list[Fed], until: int, error: Exception | None) -> tuple[list[Fed], Exception | None]:
         """See `Home.drawn`. Where processes differ, what all have is trained, and the line says who has less."""
-        own = [each.until for each in fed]
+        own = [len(each.batches) for each in fed]
         every = self._agreed("asks for batches", [own, until, error is not None])
         failed = [rank for rank, (_, _, wrong) in enumerate(every) if wrong]
         if not failed and all(each == every[0] for each in every):
@@ -204,7 +208,8 @@ class Processes(Home):
             if failed:
                 what = f"rank {failed[0]} goes no further: its loader has failed, or a batch of it is wrong"
             else:
-                what = f"rank {short} has {min(totals)} batches in this pass, and rank {most} more: give all as many"
+                what = (f"rank {short} has {min(totals)} batches in this pass, and rank {most} more: give all as many, "
+                        'or say uneven="pad"')  # fmt: skip
             error = InputError(what, "Engine.batches")
         return fed[: [*common, False].index(False)], error
 

@@ -54,6 +54,9 @@ class Training:
 
     def train(self, batch, step=True):
         self.loss(batch).backward()
+        self.stepped(step)
+
+    def stepped(self, step=True):
         if step:
             self.rows.step()
             self.dense.step()
@@ -71,6 +74,25 @@ class Training:
 
     def result(self):
         return [self.table(), self.head.weight.detach().clone()]
+
+
+class Numbered:
+    """A loader that knows where it is."""
+
+    def __init__(self, batches):
+        self._batches, self._next = batches, 0
+
+    def __iter__(self):
+        while self._next < len(self._batches):
+            self._next += 1
+            yield self._batches[self._next - 1]
+        self._next = 0
+
+    def state_dict(self):
+        return {"next": self._next}
+
+    def load_state_dict(self, state):
+        self._next = state["next"]
 
 
 def concatenated(size, count=COUNT, **given):
@@ -216,6 +238,39 @@ class Scenarios:
                 trained += 1
             return [lines, trained, training.table()]
 
+    def _padded(self, loader=list, left=None, accumulate=1, fewer=5, in_flight=4):
+        """Weights of all batches, and the result, where rank 0 has 7 and rank 1 has `fewer`. The loop is left after the
+        batch number `left`, a checkpoint of it loaded, and gone on with."""
+        folder, weights = os.path.join(self.folder, f"padded {loader.__name__} {left} {fewer}"), []
+        for last in (left, None) if left is not None else (None,):
+            training = Training(self.group, optimizer=mt.Adam, lr=0.02, in_flight=in_flight)
+            given = loader(mine(training, self.group, (7, fewer)[self.rank]))
+            with training.engine as engine:
+                engine.load(folder)
+                for number, batch in enumerate(engine.batches(given, accumulate, uneven="pad")):
+                    (training.loss(batch) * engine.weight / accumulate).backward()
+                    weights.append(engine.weight)
+                    if number % accumulate == accumulate - 1 or len(weights) == 7:
+                        training.stepped()
+                    if number == last:
+                        engine.save(folder)
+                        break
+                result = training.result()
+        return [weights, *result]
+
+    def padded(self):
+        return [self._padded(), self._padded(left=5)]
+
+    def padded_ways(self):
+        lines, training = [], Training(self.group)
+        with told(lines), training.engine as engine:
+            for _ in engine.batches(mine(training, self.group, 3 * self.rank), uneven="pad"):
+                lines.append("no batch is wanted")
+        with told(lines), (training := Training(self.group)).engine as engine:
+            next(engine.batches(mine(training, self.group), uneven=("error", "pad")[self.rank]))
+        ends = self._padded(Numbered, left=5, fewer=6, in_flight=1)  # its end is found in a draw that gives nothing
+        return [lines, self._padded(Numbered, left=5), ends, self._padded(accumulate=2)]
+
     def uneven_units(self):
         """The last batches of `accumulate` are fewer in one process."""
         lines, training, trained = [], Training(self.group, mode="sync"), 0
@@ -231,14 +286,15 @@ class Scenarios:
                     raise ValueError("a bad file")
                 yield batch
 
-        lines, training, trained = [], Training(self.group), 0
-        with training.engine as engine:
-            try:
-                for batch in engine.batches(loader(training)):
-                    training.train(batch)
-                    trained += 1
-            except (ValueError, MariusOacError) as error:
-                lines.append(str(error))
+        lines, trained = [], 0
+        for uneven in ("error", "pad"):
+            with (training := Training(self.group)).engine as engine:
+                try:
+                    for batch in engine.batches(loader(training), uneven=uneven):
+                        training.train(batch)
+                        trained += 1
+                except (ValueError, MariusOacError) as error:
+                    lines.append(str(error))
         return [lines, trained]
 
     def wrong_keys(self):

@@ -23,8 +23,20 @@ def equal(one, other):
     return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
+def unpadded(accumulate=1, fewer=5):
+    """What one process has after 7 batches, of which only the first `fewer` have the second half, too."""
+    alone = Training(optimizer=mt.Adam, lr=0.02)
+    parts = [torch.cat(both) for both in batches(2, fewer)] + [both[0] for both in batches(2, 7)[fewer:]]
+    with alone.engine as engine:
+        for number, batch in enumerate(engine.batches(alone.fed(parts), accumulate)):
+            (alone.loss(batch) * (1 if number < fewer else 0.5) / accumulate).backward()
+            if number % accumulate == accumulate - 1 or number == 6:
+                alone.stepped()
+    return alone.result()
+
+
 def test_two_processes_have_the_results_of_one_and_tell_what_differs(tmp_path):
-    found = results(tmp_path, "adagrad", "resumed", "uneven", "rates", "half_stepped")
+    found = results(tmp_path, "adagrad", "resumed", "uneven", "padded", "rates", "half_stepped")
     wanted = concatenated(2)
     for rank in range(2):
         assert near(found["adagrad"][rank], wanted) and equal(found["adagrad"][rank], found["adagrad"][0])
@@ -33,12 +45,15 @@ def test_two_processes_have_the_results_of_one_and_tell_what_differs(tmp_path):
         assert folders == ["process-0-of-2", "process-1-of-2"] and 0 < rows < ranks.KEYS
         lines, trained, _ = found["uneven"][rank]
         assert trained == 7 and lines == [
-            "InputError: Engine.batches: rank 1 has 5 batches in this pass, and rank 0 more: give all as many"
+            "InputError: Engine.batches: rank 1 has 5 batches in this pass, and rank 0 more: give all as many, "
+            'or say uneven="pad"'
         ]
         (lines,) = found["rates"][rank]
         assert len(lines) == 1 and lines[0].endswith("the learning rate is 0.1 on rank 0 and 0.2 on rank 1")
         (lines,) = found["half_stepped"][rank]
         assert len(lines) == 1 and "batch 3, table '0': rank 0 has updated rows and rank 1 has not" in lines[0]
+        assert [weights for weights, *_ in found["padded"][rank]] == [[1.0] * (7 - 2 * rank) + [0.0] * (2 * rank)] * 2
+        assert all(near(result, unpadded()) for _, *result in found["padded"][rank])
     # Batches before the uneven ones are trained, and the loop after them.
     alone = Training()
     with alone.engine as engine:
@@ -108,6 +123,18 @@ def test_skipped_steps_and_batches_that_are_one_unit(tmp_path):
 
 
 @pytest.mark.slow
+def test_padding_with_any_loader_and_in_units(tmp_path):
+    for rank, (lines, *found) in enumerate(results(tmp_path, "padded_ways")["padded_ways"]):
+        parts = (("the loader gave none", "rank 0 goes no further")[rank],
+                 "uneven is error on rank 0 and pad on rank 1, where each begins a loop")  # fmt: skip
+        assert len(lines) == len(parts) and all(part in line for part, line in zip(parts, lines, strict=True)), lines
+        for (accumulate, fewer), (weights, *result) in zip(((1, 5), (1, 6), (2, 5)), found, strict=True):
+            own = (7, fewer)[rank]
+            assert weights == [1.0] * own + [0.0] * (7 - own)
+            assert near(result, unpadded(accumulate, fewer))
+
+
+@pytest.mark.slow
 def test_what_goes_wrong_in_one_process_is_told_in_all(tmp_path):
     wanted = {
         "failed_loader": ("rank 1 goes no further: its loader has failed", "a bad file"),
@@ -121,9 +148,9 @@ def test_what_goes_wrong_in_one_process_is_told_in_all(tmp_path):
     for name, lines in wanted.items():
         for rank, line in enumerate(lines):
             said = found[name][rank][0]
-            assert len(said) == (line is not None), (name, rank, said)
-            assert line is None or line in said[0], (name, rank, said)
-    assert [trained for _, trained in (*found["failed_loader"], *found["wrong_keys"])] == [5] * 4
+            times = (line is not None) * (2 if name == "failed_loader" else 1)
+            assert len(said) == times and all(line in each for each in said), (name, rank, said)
+    assert [trained for _, trained in (*found["failed_loader"], *found["wrong_keys"])] == [10, 10, 5, 5]
 
 
 @pytest.mark.slow
