@@ -175,9 +175,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _import_all() -> None:
-    """What training imports, on one box and on nodes; Numba and torch's optimizers import much when first used."""
+    """What training imports, on one box and on nodes; Numba imports much when first used, and torch's optimizers, torch._dynamo."""
     import numba
     import numpy as np
+    import torch._dynamo
     from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
 
     from marius_oac.cli import commands  # noqa: F401

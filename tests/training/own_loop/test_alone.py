@@ -185,7 +185,7 @@ def lines_of_a_loop(line, expected):
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 17])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 31])
 def test_ctrl_c_at_any_line_of_the_engine_leaves_whole_batches(step):
     expected = [after(count) for count in range(5)]
     lines = 100_000 - lines_of_a_loop(100_000, expected)

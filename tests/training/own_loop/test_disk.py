@@ -191,6 +191,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_processes_share_a_folder_and_leave_nothing_in_it(disk_loop, tmp_path):
     loop = disk_loop()
     looked_at(loop, stop=3)

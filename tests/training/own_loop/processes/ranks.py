@@ -432,6 +432,7 @@ class Scenarios:
 
 
 def main(folder, *scenarios):
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=int(os.environ["RANK"]),
                             world_size=int(os.environ["WORLD_SIZE"]), timeout=timedelta(seconds=TIMEOUT))  # fmt: skip
     every = Scenarios(folder)

@@ -11,7 +11,7 @@ PATIENCE = 150
 
 def spawn(folder, *scenarios, size=2, module="tests.training.own_loop.processes.ranks"):
     """The processes, which have begun."""
-    environment = {**os.environ, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "WORLD_SIZE": str(size)}
     return [
         subprocess.Popen(
             [sys.executable, "-m", module, str(folder), *scenarios], env={**environment, "RANK": str(rank)},

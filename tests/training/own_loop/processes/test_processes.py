@@ -14,6 +14,8 @@ from tests.training.own_loop.processes import ranks
 from tests.training.own_loop.processes.ranks import Training, batches, concatenated
 from tests.training.own_loop.processes.spawned import ended, results, spawn
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 def near(one, other):
     return all(torch.allclose(*pair, rtol=0, atol=1e-6) for pair in zip(one, other, strict=True))
@@ -198,6 +200,7 @@ def test_a_process_that_ends_ends_the_others(tmp_path, killed_by):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("started_anew")
 def test_the_documented_command(tmp_path):
     """`torchrun` as the page has it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
