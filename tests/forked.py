@@ -175,10 +175,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _import_all() -> None:
-    """What training imports, on one box and on nodes; Numba imports much when first used, and torch's optimizers, torch._dynamo."""
+    """What training imports, on one box and on nodes; Numba and torch's optimizers import much when first used."""
     import numba
     import numpy as np
-    import torch._dynamo
+    import torch._dynamo  # noqa: F401
     from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
 
     from marius_oac.cli import commands  # noqa: F401
