@@ -17,6 +17,7 @@ from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.nodes.shards.pending_requests import Waiter
 from marius_oac.nodes.shards.routed import routes_of
+from marius_oac.nodes.shards.values import values_in
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Client, Frames
 from marius_oac.nodes.transport.messages import NEVER_STOP, Malformed, Message, array
@@ -185,7 +186,7 @@ class RemoteRows(RemoteExchange):
             raise Malformed(f"rows of batch {message.batch_index} that were not pulled")
         for table, (frame, route) in enumerate(zip(frames, routes_of(batch), strict=True)):
             values, places = np.asarray(batch.rows_in(batch.staging, table)[2]), route.places(node)
-            kernels.scatter(array(frame, np.float32, places.size, values.shape[1]), places, values)
+            kernels.scatter(values_in(frame, places.size, values.shape[1]), places, values)
         with self._changed:
             pending.rows.discard(node)
             if message.final:
@@ -198,7 +199,7 @@ class RemoteRows(RemoteExchange):
         patch = []
         for table, route in enumerate(routes_of(pending.batch)):
             places = array(frames[2 * table], np.int64, -1)
-            values = array(frames[2 * table + 1], np.float32, places.size, self._source.layouts[table].dimension)
+            values = values_in(frames[2 * table + 1], places.size, self._source.layouts[table].dimension)
             mine = route.places(node)
             if places.size and not 0 <= places.min() <= places.max() < mine.size:
                 raise Malformed(f"a patch of rows that batch {message.batch_index} does not have")

@@ -198,8 +198,8 @@ class Pull(OfBatch, kind=Kind.PULL):
 
 
 class Rows(OfBatch, kind=Kind.ROWS):
-    """A shard's answer: values of each table, float32 [n, D], in the order of the request, sums after rows; then, where
-    batches are dispatched, its slice of the dense parameters. With `final` no patch follows."""
+    """A shard's answer: values of each table, [n, D] as `shards.values` says, in the order of the request, sums after
+    rows; then, where batches are dispatched, its slice of the dense parameters. With `final` no patch follows."""
 
     values: _OfTables
     final: _Flag
@@ -224,7 +224,7 @@ class Push(OfBatch, kind=Kind.PUSH):
 
 
 class Patch(OfBatch, kind=Kind.PATCH):
-    """A shard's news of a pull, of each table: positions in it, int64 [k], and their newest values, float32 [k, D]."""
+    """A shard's news of a pull, of each table: positions in it, int64 [k], and their newest values, [k, D]."""
 
     newer: _OfTables
     stop_at: _StopAt = NEVER_STOP
