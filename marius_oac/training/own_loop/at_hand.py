@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from marius_oac.errors import DivergedError, InputError, shown
+from marius_oac.kernels.cpu import leaves as kernels
+from marius_oac.models.compute.soundness import is_sound
 from marius_oac.storage.keys.distinct import DistinctKeys
 from marius_oac.training.own_loop.key_forms import TEXTS, KeyArray
+from marius_oac.types import present
 
 Update = Callable[[np.ndarray, np.ndarray], None]
 """Changes rows, float32 [n, width], by gradients, float32 [n, dimension]."""
@@ -77,10 +82,13 @@ class Rows:
         local: np.ndarray,
     ):  # fmt: skip
         self.number, self.name, self.local, self.stepped = number, name, torch.from_numpy(local), False
-        self._order, self._whole, self._distinct = order, rows[order], distinct
+        self._rows, self._order, self._distinct = rows, order, distinct
+        self._whole: np.ndarray | None = None  # rows with what the optimizer keeps of them, where it has updated them
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
         self._dimension, self._lease, self._used = dimension, _Lease(number, name), np.zeros(len(order), np.bool_)
-        self.leaf = torch.from_numpy(self._whole[:, :dimension].copy()).requires_grad_()
+        value = np.empty((len(order), dimension), np.float32)
+        kernels.gather(rows, order, value)
+        self.leaf = torch.from_numpy(value).requires_grad_()
         self.leaf.register_hook(self._lease.check)
 
     def places(self, asked: KeyArray) -> torch.Tensor:
@@ -103,7 +111,8 @@ class Rows:
 
     def check_gradient(self) -> None:
         """Raises DivergedError if the gradient is not finite."""
-        if self.leaf.grad is not None and not bool(torch.isfinite(self.leaf.grad).all()):
+        gradients = self._gradient()
+        if gradients is not None and not is_sound(gradients, self._dimension, math.inf):
             found = f"the gradient of table {shown(self.name)} is not finite"
             raise DivergedError(self.number, found, outcome="no row was changed")
 
@@ -129,23 +138,28 @@ class Rows:
         gradients = self._gradient()
         if gradients is None:
             return False
-        value, update = self._whole[:, : self._dimension], by.updating(rate, number)
+        update, whole = by.updating(rate, number), self._whole
         with torch.no_grad():
-            value[:] = self.leaf.numpy()
+            if whole is None:
+                whole = np.empty((len(self._order), self._rows.shape[1]), np.float32)
+                kernels.gather_whole(self.leaf.numpy(), self._rows, self._order, whole)
+            else:  # it has been updated before in this batch
+                whole[:, : self._dimension] = self.leaf.numpy()
             if by.only_used and not self._used.all():
-                rows = self._whole[self._used]
+                rows = whole[self._used]
                 update(rows, gradients[self._used])
-                self._whole[self._used] = rows
+                whole[self._used] = rows
             else:
-                update(self._whole, gradients)
-            self.leaf.copy_(torch.from_numpy(value))
-        self.stepped = True
+                update(whole, gradients)
+            kernels.copy_values(whole, self.leaf.numpy())
+            increment_version(self.leaf)  # which autograd looks at
+        self._whole, self.stepped = whole, True
         return True
 
     def take_back(self, rows: np.ndarray) -> None:
         """Writes the rows back to where they came from, if an optimizer has changed them."""
         if self.stepped:
-            rows[self._order] = self._whole
+            kernels.scatter(present(self._whole), self._order, rows)
 
     def close(self) -> None:
         """Called when the batch is handed back: from now on nothing may be done with the leaf."""

@@ -13,6 +13,7 @@ from marius_oac.errors import InputError, shown
 from marius_oac.training.own_loop.arguments import check_real, check_whole
 from marius_oac.training.own_loop.at_hand import NotAnnounced, Rows
 from marius_oac.training.own_loop.key_forms import Keys, read_keys
+from marius_oac.training.own_loop.pooling import picked, pooled
 from marius_oac.training.own_loop.refusals import Refusals
 from marius_oac.training.own_loop.served import Served
 from marius_oac.training.own_loop.tables import Table, storage
@@ -163,7 +164,7 @@ class Embedding(Keyed):
         Those of a nested tensor of bags, or of a list of bags, are a nested tensor, jagged, [b, bag, dimension].
         """
         keys, values, places = self._look_up(input)
-        vectors = _picked(values, places)
+        vectors = picked(values, places)
         if self.padding_idx is not None:
             vectors = vectors.masked_fill(keys.are(self.padding_idx).reshape(-1)[:, None], 0)
         if keys.shape is None:
@@ -203,21 +204,39 @@ class EmbeddingBag(Keyed):
         keys, values, places = self._look_up(input)
         self._check_form(keys, offsets)
         weights = self._weights(keys, per_sample_weights)
-        # `requires_grad`: functional.embedding_bag sums as torch's module does, but its gradients of a leaf take long.
-        flat = keys.shape is not None and offsets is None and values.requires_grad
-        if flat and self.mode != "max" and self.padding_idx is None and keys.count:
-            vectors = _picked(values, places).view(*present(keys.shape), self.dimension)
-            if weights is not None:
-                vectors = vectors * weights[..., None]
-            return vectors.sum(1) if self.mode == "sum" else vectors.mean(1)
+        padding = self._padding(keys, places)
+        if not values.requires_grad:
+            return self._read(keys, values, places, offsets, weights, padding)
+        if keys.shape is None:
+            bounds = present(keys.offsets)
+        elif offsets is not None:
+            last = [] if self.include_last_offset else [offsets.new_tensor([keys.count])]
+            bounds = torch.cat([offsets.detach(), *last]).long()
+        elif keys.shape[1] == 1 and weights is None and padding < 0:
+            return picked(values, places)  # whatever the mode
+        else:
+            bounds = torch.arange(keys.shape[0] + 1) * keys.shape[1]
+        return pooled(values, places, bounds, self.mode, None if weights is None else weights.reshape(-1), padding)
+
+    def _padding(self, keys: Keys, places: torch.Tensor) -> int:
+        """The place of the key that stands for none; -1: there is none, or it is not among these."""
+        if self.padding_idx is None:
+            return -1
+        found = places[keys.are(self.padding_idx).reshape(-1)][:1]
+        return int(found) if len(found) else -1
+
+    def _read(
+        self, keys: Keys, values: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor | None,
+        weights: torch.Tensor | None, padding: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """The bags of values that are not trained, as torch's module makes them."""
         last = self.include_last_offset
         if keys.shape is None:
             offsets, last = keys.offsets, True
-        padding = None if self.padding_idx is None else places[keys.are(self.padding_idx).reshape(-1)][:1]
         return functional.embedding_bag(
             places if keys.shape is None else places.view(keys.shape), values,
             None if offsets is None else offsets.long(), mode=self.mode, per_sample_weights=weights,
-            include_last_offset=last, padding_idx=int(padding) if padding is not None and len(padding) else None,
+            include_last_offset=last, padding_idx=padding if padding >= 0 else None,
         )  # fmt: skip
 
     def _check_form(self, keys: Keys, offsets: torch.Tensor | None) -> None:
@@ -255,11 +274,3 @@ def _check_offsets(offsets: Any, count: int, where: str) -> None:
     bounds = offsets.numpy()
     if bounds.size and (bounds[0] != 0 or bounds[-1] > count or (bounds[1:] < bounds[:-1]).any()):
         raise InputError(f"offsets must ascend from 0 to at most {count}, the number of keys", where)
-
-
-def _picked(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The rows of `values`, [m, dimension], at `places`, [n].
-
-    Not by torch's embedding functions, whose gradients of a leaf take five to eight times as long.
-    """
-    return values.index_select(0, places)
