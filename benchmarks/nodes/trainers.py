@@ -30,6 +30,7 @@ from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runs.session import Session
@@ -136,7 +137,7 @@ class _Here:
         self,
         stack: ExitStack,
         tables: Sequence[ShardTable] | None,
-        dimensions: Sequence[int],
+        formats: Sequence[ValueFormat],
         factor: Callable[[Plan], float],
         binding: Binding,
     ) -> RemoteSource:
@@ -166,7 +167,7 @@ class _Here:
             line.abort()
             group.abort()
 
-        source = RemoteSource([line], dimensions, self._lockstep, ahead, begin, abort, factor, finish)
+        source = RemoteSource([line], formats, self._lockstep, ahead, begin, abort, factor, finish)
         fail = source.fail
         if server:
             source.counts = lambda: server.counts

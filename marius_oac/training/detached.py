@@ -19,6 +19,7 @@ from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import Packed
 from marius_oac.nodes.shards.placement import Placement
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.session import Session
@@ -45,13 +46,13 @@ def outside(
     crowd = Crowd(run["trains"], run["trainers"] - sum(run["trains"]))
     sources: list[RemoteSource] = []
 
-    def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any, _: Any) -> RemoteSource:
+    def connect(stack: ExitStack, tables: Any, formats: Sequence[ValueFormat], factor: Any, _: Any) -> RemoteSource:
         def abort() -> None:
             if getattr(sources[0].error, "why", None) != LEFT:  # else the run is over, and the others leave as well
                 for line in lines:
                     line.abort()
 
-        sources.append(RemoteSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
+        sources.append(RemoteSource(lines, formats, False, 2**31, lambda *_: None, abort, factor))
         return stack.enter_context(sources[0])
 
     trainer = ShardedTask(

@@ -71,7 +71,7 @@ def rows_over(window, stop=lambda: False):
     dispatching = Dispatching(
         make_mode("gba", 1, 2, 1), 2, [0, 0, 0], [0, 1], SimpleNamespace(handed=lambda: None), None, window
     )
-    source = SimpleNamespace(connections=lines, layouts=[], bytes_sent=0, factor=lambda plan: 1.0, finish=lambda: None)
+    source = SimpleNamespace(connections=lines, formats=[], bytes_sent=0, factor=lambda plan: 1.0, finish=lambda: None)
     rows = DispatchedRows(source, 10, stop, dispatching)
     rows._changed = Watched()
     return rows, lines

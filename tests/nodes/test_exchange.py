@@ -9,6 +9,7 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.placement import Placement, route_keys
 from marius_oac.nodes.shards.routed import RoutedPlan
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.batch import Batch
@@ -20,8 +21,8 @@ def test_a_batch_that_no_message_holds_is_the_users_to_make_smaller():
     with network.server("a", {0: "a"}, Limits(max_bytes=500)):
         route = route_keys(Placement.by_number(1), np.zeros(100, np.uint16), keys, np.zeros(100, np.uint32))
         plan = RoutedPlan(7, (keys,), BatchData(), 100, routes=[route])
-        ready = threading.Event()
-        source = RemoteSource([network.client("a", 0)], [4], True, 4, lambda *stretch: ready.set(), lambda: None)
+        ready, formats = threading.Event(), [ValueFormat(4)]
+        source = RemoteSource([network.client("a", 0)], formats, True, 4, lambda *stretch: ready.set(), lambda: None)
         with source, pytest.raises(InputError, match="training.batch_size: batch 7: .* make batches smaller"):
             source.begin(0, 9, None, lambda: False).read(Batch(plan))
         assert ready.is_set()

@@ -18,6 +18,7 @@ from marius_oac.nodes.shards.remote_rows import Pending, RemoteRows
 from marius_oac.nodes.shards.routed import DispatchedPlan
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.messages import Applied, Fill, Found, Malformed, Patch, Refuse, Rows, parse
 from marius_oac.pipeline.batch import Batch, Buffers
 from marius_oac.runtime.channel import Closed
@@ -30,7 +31,7 @@ ROUTE = Route(np.array([2, 0, 1]), np.array([0, 2, 3]), ())
 
 def heard_by(make, lockstep=True, **about):
     """The exchange of two nodes, which has pulled batch 7, and its values, float32 [3, 2]."""
-    source = SimpleNamespace(connections=[None] * 2, layouts=[SimpleNamespace(dimension=2)], lockstep=lockstep)
+    source = SimpleNamespace(connections=[None] * 2, formats=[ValueFormat(2)], lockstep=lockstep)
     source.finish = lambda: None
     rows = make(source, 7, lambda: False, **about)
     values = np.zeros((3, 2), np.float32)
@@ -146,7 +147,7 @@ def test_an_answer_to_another_question_is_refused(name):
     answer = ANSWERS.get(name, (VALUES, np.array([True, False])))
     line = Line(lambda asked: Found(asked.number, *answer, asked.table))
     route = Route(np.array([1, 0]), np.array([0, 2]), (np.arange(2),))
-    with RemoteSource([line], [2], True, 4, lambda *stretch: None, lambda: None) as source:
+    with RemoteSource([line], [ValueFormat(2)], True, 4, lambda *stretch: None, lambda: None) as source:
         if name is None:
             values, known = source.look_up(0, route)
             assert values.tolist() == [[2, 3], [0, 1]] and known.tolist() == [False, True]
@@ -161,7 +162,7 @@ def test_an_answer_to_another_question_is_refused(name):
 def test_a_node_that_says_what_none_says_is_lost(answer):
     """In one line, to whoever waits for it."""
     lines = [Line(lambda asked: Found(asked.number, VALUES), "a"), Line(lambda asked: answer)]
-    with RemoteSource(lines, [2], True, 4, lambda *stretch: None, lambda: None) as source:
+    with RemoteSource(lines, [ValueFormat(2)], True, 4, lambda *stretch: None, lambda: None) as source:
         source.exchange = NoRows(source, 7)
         with pytest.raises(NodeLost, match="^node b: it sent an invalid message: .*(ROWS|APPLIED|number: -1)[^\n]*$"):
             source.dense_states()

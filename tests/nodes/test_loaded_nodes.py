@@ -5,6 +5,7 @@ import json
 import pytest
 
 from marius_oac.nodes.shards.exchange import RemoteSource
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.folder.folder import RunFolder
 from tests.nodes import test_node_training as over_nodes
 from tests.nodes.test_node_training import SMOOTH, digests, run
@@ -25,7 +26,7 @@ def loaded(*entries):
 def test_who_can_not_go_on_waits_for_no_emulated_batch():
     aborted = []
     for end in (lambda source: source.fail(OSError()), lambda source: source.abort()):
-        source = RemoteSource([], [4], True, 4, lambda *_: None, lambda: aborted.append(True))
+        source = RemoteSource([], [ValueFormat(4)], True, 4, lambda *_: None, lambda: aborted.append(True))
         assert not source.stopped.is_set()
         end(source)
         assert source.stopped.is_set()

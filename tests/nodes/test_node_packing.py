@@ -139,7 +139,7 @@ def test_rows_that_a_node_adds_up_count_each_time(log):
         task = click_nodes(log, *overrides)[1](ThreadGroup.members(1)[0], [1.0])
         costs.append(task.measure(range(task.schedule.ends[0])))
     tags = pq.read_table(log)["tags"].combine_chunks().flatten()
-    dimension = task.rows.dimensions[0]
+    dimension = task.rows.formats[0].dimension
     more = np.zeros(NUM_SHARDS, np.int64)
     vocabulary = vocabulary_names(task.config).index("tags")
     for tag in tags.to_pylist():

@@ -16,6 +16,7 @@ from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.rows import LocalRows, LocalSource
 from marius_oac.runtime.channel import Closed
@@ -107,7 +108,8 @@ def on_nodes(folder, mode="oac", exchange=RemoteRows, dimension=3):
             for n, shard in enumerate(shards)
         ]
         lines = [network.client(f"node {node}", 0) for node in range(NODES)]
-        source = stack.enter_context(Source(lines, [dimension] * len(TABLES), True, 64, begin, lambda: None))
+        formats = [ValueFormat(dimension)] * len(TABLES)
+        source = stack.enter_context(Source(lines, formats, True, 64, begin, lambda: None))
         stack.callback(source.fail, Closed("the test"))
         yield World(
             source, TABLES, lambda: list(stored()),

@@ -21,6 +21,7 @@ from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Client, Limits, Security
 from marius_oac.nodes.transport.in_process import Network
@@ -86,7 +87,7 @@ class Connections:
         self,
         stack: ExitStack,
         tables: Sequence[ShardTable] | None,
-        dimensions: Sequence[int],
+        formats: Sequence[ValueFormat],
         factor: Callable[[Plan[Any]], float],
         binding: Binding = UNBOUND,
     ) -> RemoteSource:
@@ -95,7 +96,7 @@ class Connections:
         Args:
             stack: closes what is opened here.
             tables: of this process; None: it carries no rows, and serves nothing.
-            dimensions: floats of a value, of each table.
+            formats: of the values of each table's rows.
             factor: see `RemoteSource`.
             binding: of the threads that are started: roles `network`, `serve` and `receive`.
 
@@ -108,7 +109,7 @@ class Connections:
         with binding.bound("network"):  # of the threads that the transport starts by itself
             served = self._served = self._serve(stack, binding) if tables is not None else None
             self._connect(stack)
-            about = (self._connections, dimensions, self._lockstep, self._ahead)
+            about = (self._connections, formats, self._lockstep, self._ahead)
             source = self._source = RemoteSource(
                 *about, self._begin, self._abort, factor, self._finish, binding.bind_thread,
                 backing_of([table.store for table in self._tables]),

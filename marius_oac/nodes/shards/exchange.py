@@ -30,6 +30,7 @@ from marius_oac.nodes.shards.no_rows import NoRows
 from marius_oac.nodes.shards.pending_requests import PendingRequests, SyncConnections
 from marius_oac.nodes.shards.placement import Route
 from marius_oac.nodes.shards.remote_rows import RemoteExchange, RemoteRows
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Client, nonsense
 from marius_oac.nodes.transport.messages import Malformed, Message, array, parse
@@ -45,7 +46,7 @@ class RemoteSource(RowSource):
 
     Args:
         connections: to each node that has rows, in the order of the routes. Closed with the source.
-        dimensions: floats of a value, of each table.
+        formats: of the values of each table's rows.
         lockstep: whether all trainers compute parts of the same batches.
         ahead: no trainer plans further than that many batches ahead of the one it computes.
         prepare: called before batches [first, last) are trained; returns when all nodes are ready for them.
@@ -59,7 +60,7 @@ class RemoteSource(RowSource):
     def __init__(
         self,
         connections: Sequence[Client],
-        dimensions: Sequence[int],
+        formats: Sequence[ValueFormat],
         lockstep: bool,
         ahead: int,
         prepare: Callable[[int, int], None],
@@ -71,7 +72,7 @@ class RemoteSource(RowSource):
     ):
         self.connections, self.lockstep, self.ahead, self.factor = connections, lockstep, ahead, factor
         self._prepare, self._abort, self.finish, self._bind, self._served = prepare, abort, finish, bind, served
-        self.layouts = [RowLayout(dimension, 0) for dimension in dimensions]
+        self.formats, self.layouts = formats, [RowLayout(each.dimension, 0) for each in formats]
         self.caching, self.validates = False, lockstep
         self.trains = True
         """Whether this process has batches of its own; otherwise it only serves rows."""

@@ -17,14 +17,13 @@ from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.nodes.shards.pending_requests import Waiter
 from marius_oac.nodes.shards.routed import routes_of
-from marius_oac.nodes.shards.values import values_in
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Client, Frames
 from marius_oac.nodes.transport.messages import NEVER_STOP, Malformed, Message, array
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.rows import RowExchange
 from marius_oac.runtime.channel import Closed
-from marius_oac.storage.contract import RowLayout
 from marius_oac.types import Plan
 
 
@@ -32,7 +31,7 @@ class Source(Protocol):
     """What an exchange needs of `RemoteSource`."""
 
     connections: Sequence[Client]
-    layouts: Sequence[RowLayout]
+    formats: Sequence[ValueFormat]
     lockstep: bool
     ahead: int
     exchange: RemoteExchange | None
@@ -186,7 +185,7 @@ class RemoteRows(RemoteExchange):
             raise Malformed(f"rows of batch {message.batch_index} that were not pulled")
         for table, (frame, route) in enumerate(zip(frames, routes_of(batch), strict=True)):
             values, places = np.asarray(batch.rows_in(batch.staging, table)[2]), route.places(node)
-            kernels.scatter(values_in(frame, places.size, values.shape[1]), places, values)
+            kernels.scatter(self._source.formats[table].received(frame, places.size), places, values)
         with self._changed:
             pending.rows.discard(node)
             if message.final:
@@ -199,7 +198,7 @@ class RemoteRows(RemoteExchange):
         patch = []
         for table, route in enumerate(routes_of(pending.batch)):
             places = array(frames[2 * table], np.int64, -1)
-            values = values_in(frames[2 * table + 1], places.size, self._source.layouts[table].dimension)
+            values = self._source.formats[table].received(frames[2 * table + 1], places.size)
             mine = route.places(node)
             if places.size and not 0 <= places.min() <= places.max() < mine.size:
                 raise Malformed(f"a patch of rows that batch {message.batch_index} does not have")

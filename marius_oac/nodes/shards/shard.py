@@ -170,7 +170,7 @@ class Shard:
             index = table.rows_of(each)
             rows = relabel(index, table.store.capacity).copy()
             picks = Picks.of(index, bags)
-            values.append(table.as_sent(picks.values(table.read(rows))))
+            values.append(table.format.sent(picks.values(table.read(rows))))
             pull.rows.append(rows)
             pull.picks.append(picks)
         self._pulls[peer, batch_index] = pull
@@ -223,7 +223,7 @@ class Shard:
         for table, rows, picks in zip(self.tables, pull.rows, pull.picks, strict=True):
             places = picks.holding(table.timestamps(rows) > pull.applied)
             needed, newer = picks.take(places).compact(rows.size)
-            arrays += [places, table.as_sent(newer.values(table.read(rows[needed])))]
+            arrays += [places, table.format.sent(newer.values(table.read(rows[needed])))]
         return messages.Patch(batch_index + 1, arrays, self._stop_at)
 
     def _apply(self, places: list[tuple[int, int]], timestamp: int, shares: list[float]) -> None:

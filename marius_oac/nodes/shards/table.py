@@ -12,7 +12,7 @@ from marius_oac.kernels.cpu import bags as row_kernels
 from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.bags import Bags
-from marius_oac.nodes.shards.values import narrowed
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.contract import Frames
 from marius_oac.nodes.transport.messages import Malformed, array
 from marius_oac.storage.contract import ParameterStore
@@ -32,15 +32,16 @@ class ShardTable(ABC):
         store: the rows, with the optimizer's state.
         optimizer: of the rows.
         penalty: the part of a row's value that is added to its gradient (`embedding_l2`).
+        pools: whether some values of an answer are sums of rows.
     """
 
     num_frames: int
     """Frames of a pull of this table."""
 
-    def __init__(self, store: ParameterStore, optimizer: RowOptimizer, penalty: float = 0.0):
+    def __init__(self, store: ParameterStore, optimizer: RowOptimizer, penalty: float = 0.0, pools: bool = False):
+        self.format = ValueFormat.of(store.layout, pools)
         self.store, self.dimension = store, store.layout.dimension
         self._optimizer, self._penalty = optimizer, np.float32(penalty)
-        self._narrow = store.layout.value_dtype == "bfloat16"
 
     @abstractmethod
     def asked(self, frames: Frames) -> Any:
@@ -69,10 +70,6 @@ class ShardTable(ABC):
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Returns the values, float32 [n, D], of ascending rows, int64 [n]."""
         return self._read(rows)[0]
-
-    def as_sent(self, values: np.ndarray) -> np.ndarray:
-        """Returns values, float32 [n, D], as an answer to a pull holds them; see `nodes/shards/values.py`."""
-        return narrowed(values) if self._narrow else values
 
     def timestamps(self, rows: np.ndarray) -> np.ndarray:
         """Returns the timestamps, int64 [n], of ascending rows, int64 [n]."""
@@ -138,11 +135,10 @@ class KeyedTable(ShardTable):
         pools: bool = False,
         file_of: Callable[[int], int] = lambda timestamp: 0,
     ):
-        super().__init__(keys.store, optimizer, penalty)
+        super().__init__(keys.store, optimizer, penalty, pools)
         self.keys, self._pools, self._file_of = keys, pools, file_of
         self._key_frames = 4 if keys.counts_keys else 3
         self.num_frames = self._key_frames + 3 * pools
-        self._narrow = self._narrow and not pools  # sums of rows have more bits than the rows
 
     def apply(self, rows: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float) -> None:
         """See `ShardTable.apply`; notes the file that the batch is from, in the order of the batches."""

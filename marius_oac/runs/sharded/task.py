@@ -31,6 +31,7 @@ from marius_oac.nodes.shards.packing import LookupCost, Packed, even
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
 from marius_oac.nodes.shards.routed import RoutedPlanner
 from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, layout_name
@@ -46,7 +47,7 @@ from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.types import Plan, Step, present
 
-Connect = Callable[[ExitStack, Sequence[ShardTable] | None, Sequence[int], Callable[[Plan], float], Binding],
+Connect = Callable[[ExitStack, Sequence[ShardTable] | None, Sequence[ValueFormat], Callable[[Plan], float], Binding],
                    RemoteSource]  # fmt: skip
 """Serves the tables of this process, unless it carries no rows (None), and connects to those of all processes."""
 
@@ -213,7 +214,7 @@ class ShardedTask(Task):
         """See `Task.build`; connects to the nodes that carry rows. Collective."""
         rows = self.rows
         tables = rows.make_tables(stack, self.folder, binding) if self.peers.serves else None
-        source = self._connect(stack, tables, rows.dimensions, self._factor, binding)
+        source = self._connect(stack, tables, rows.formats, self._factor, binding)
         source.trains = self.peers.trains
         source.announce(self._told())
         dense = self._make_dense(source.sync)
@@ -247,8 +248,8 @@ class ShardedTask(Task):
         found = np.zeros(NUM_SHARDS, np.int64)
         if not self.peers.trains:
             return found
-        dimensions = self.rows.dimensions
-        costs = [LookupCost() for _ in dimensions]
+        formats = self.rows.formats
+        costs = [LookupCost() for _ in formats]
         with ExitStack() as stack:
             progress = Progress("measuring look-ups", "batches", len(batches)) if self.peers.leads else None
             if progress:
@@ -259,8 +260,8 @@ class ShardedTask(Task):
                     cost.add(shards)
                 if progress:
                     progress.add(1)
-        for dimension, cost in zip(dimensions, costs, strict=True):
-            found += 4 * dimension * cost.lookups
+        for values, cost in zip(formats, costs, strict=True):
+            found += values.nbytes * cost.lookups
         return found
 
     def has(self, split: Split) -> bool:

@@ -20,6 +20,7 @@ from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.placement import Placement
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
@@ -56,9 +57,9 @@ class SpreadRows(ABC):
     layouts: Mapping[str, RowLayout]
 
     @property
-    def dimensions(self) -> list[int]:
-        """Floats of a row's value, for each table."""
-        return [layout.dimension for layout in self.layouts.values()]
+    def formats(self) -> list[ValueFormat]:
+        """How messages hold the values of each table's rows."""
+        return [ValueFormat.of(layout) for layout in self.layouts.values()]
 
     @abstractmethod
     def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[ShardTable]:

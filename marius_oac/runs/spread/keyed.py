@@ -20,6 +20,7 @@ from marius_oac.nodes.shards.placement import Placement, Route, route_keys, shar
 from marius_oac.nodes.shards.pooling import pool_table, spans_of
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import KeyedTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows
 from marius_oac.runtime.machine.binding import Binding
@@ -84,6 +85,12 @@ class KeyedRows(SpreadRows):
     first_file: Callable[[int], int]
     file_of: Callable[[int], int]
     _key_tables: Sequence[KeyTable] = field(default=(), init=False)
+
+    @property
+    def formats(self) -> list[ValueFormat]:
+        """See `SpreadRows.formats`."""
+        pairs = zip(self.tables, self.layouts.values(), strict=True)
+        return [ValueFormat.of(layout, bool(self._bags(table))) for table, layout in pairs]
 
     def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[KeyedTable]:
         """See `SpreadRows.make_tables`."""

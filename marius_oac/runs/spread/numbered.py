@@ -19,6 +19,7 @@ from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.placement import IdPlaces
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows
 from marius_oac.runs.stores import Tables
@@ -107,10 +108,13 @@ class NumberedRows(SpreadRows):
     def readers(self, source: RemoteSource) -> list[EntityReader]:
         """See `SpreadRows.readers`."""
 
-        def reader(table: int, dimension: int) -> EntityReader:
-            return EntityReader(self.count, dimension, lambda rows: source.look_up(table, self.places.route(rows))[0])
+        def reader(table: int, values: ValueFormat) -> EntityReader:
+            def look_up(rows: np.ndarray) -> np.ndarray:
+                return source.look_up(table, self.places.route(rows))[0]
 
-        return [reader(*each) for each in enumerate(self.dimensions)]
+            return EntityReader(self.count, values.dimension, look_up)
+
+        return [reader(*each) for each in enumerate(self.formats)]
 
     def digests(self, store: ParameterStore) -> dict[int, str]:
         """See `SpreadRows.digests`."""

@@ -15,6 +15,7 @@ from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.remote_rows import Pending, RemoteRows
 from marius_oac.nodes.shards.routed import routes_of
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Client
 from marius_oac.nodes.transport.messages import NEVER_STOP, Message
@@ -132,8 +133,8 @@ class SharedSource(RemoteSource):
 
     loop: LoopRows | None = None
 
-    def __init__(self, connections: Sequence[Client], own: int, dimensions: Sequence[int], ahead: int):
-        super().__init__(connections, dimensions, True, ahead, lambda first, last: None, self._abort_connections)
+    def __init__(self, connections: Sequence[Client], own: int, formats: Sequence[ValueFormat], ahead: int):
+        super().__init__(connections, formats, True, ahead, lambda first, last: None, self._abort_connections)
         self._own = own
 
     def prepare(self, loop: LoopRows) -> None:

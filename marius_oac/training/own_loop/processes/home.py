@@ -28,6 +28,7 @@ from marius_oac.errors import InputError, MariusOacError
 from marius_oac.nodes.launch.cluster import endpoint
 from marius_oac.nodes.shards.placement import route_keys
 from marius_oac.nodes.shards.serving import ShardServer
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.contract import Client, Limits, Security
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.nodes.transport.zmq_client import ZmqClient
@@ -124,8 +125,8 @@ class Processes(Home):
             else:
                 client = ZmqClient(where, names[other], rank, security, limits, silence)
                 connections.append(self._stack.enter_context(closing(client)))
-        dimensions = [each.table.dimension for each in feedings]
-        self._source = SharedSource(connections, rank, dimensions, ahead)
+        formats = [ValueFormat(each.table.dimension) for each in feedings]
+        self._source = SharedSource(connections, rank, formats, ahead)
         self._stack.enter_context(self._source)
 
     def _server_failed(self, error: BaseException) -> None:
