@@ -11,6 +11,7 @@ from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.shards.connections import Connections, check_port, security_of
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from tests.threads import PATIENCE
@@ -40,7 +41,7 @@ def connect(cluster, monkeypatch, stack, *addresses):
     monkeypatch.setattr(group, "barrier", lambda: None)
     place = SimpleNamespace(cluster=cluster, rank=1)
     crowd = Crowd([True] * len(addresses))
-    return Connections(place, group, True, 1, crowd=crowd)(stack, None, [4], lambda plan: 1.0)
+    return Connections(place, group, True, 1, crowd=crowd)(stack, None, [ValueFormat(4)], lambda plan: 1.0)
 
 
 def test_a_server_that_is_not_there_leaves_no_connection_to_the_others(cluster, server, monkeypatch):

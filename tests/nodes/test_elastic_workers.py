@@ -20,6 +20,7 @@ from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport import zmq_client
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
@@ -200,7 +201,7 @@ def one_node(monkeypatch):
             place = SimpleNamespace(cluster=cluster, rank=0, node=cluster.nodes[0], port=port)
             (group,) = ThreadGroup.members(1)
             tables = [NumberedTable(store(0), OPTIMIZER)]
-            source = Connections(place, group, True, 4)(stack, tables, [DIMENSION], lambda plan: 1.0)
+            source = Connections(place, group, True, 4)(stack, tables, [ValueFormat(DIMENSION)], lambda plan: 1.0)
             source.announce({"version": __version__} if told is None else told)
             return cluster
 

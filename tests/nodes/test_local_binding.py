@@ -16,6 +16,7 @@ from marius_oac.config.ctr import CtrConfig
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs import session
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runtime.machine import report as machine
@@ -118,7 +119,7 @@ def test_threads_that_serve_receive_and_carry_sit_where_the_table_says(monkeypat
         allowed = os.sched_getaffinity(0)
         with ExitStack() as stack:
             tables = None if group.rank else [NumberedTable(store(0), OPTIMIZER)]
-            Connections(place, group, True, 4)(stack, tables, [DIMENSION], lambda plan: 1.0, binding)
+            Connections(place, group, True, 4)(stack, tables, [ValueFormat(DIMENSION)], lambda plan: 1.0, binding)
             assert os.sched_getaffinity(0) == allowed, "who connects is not bound for good"
             told = [binding.told.get(timeout=PATIENCE) for _ in range(2 if group.rank else 4)]
             bound = {(role, name): affinity(thread) for role, thread, name in told if role != "network"}

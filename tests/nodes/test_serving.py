@@ -14,6 +14,7 @@ from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.nodes.transport.messages import Found, Kind, Welcome, parse
@@ -51,7 +52,7 @@ def play(monkeypatch, size, table, messages):
         place = SimpleNamespace(cluster=cluster, rank=group.rank, node=node, port=0)
         with ExitStack() as stack:
             tables = None if group.rank else [table]
-            source = Connections(place, group, True, 4)(stack, tables, [DIMENSION], lambda plan: 1.0)
+            source = Connections(place, group, True, 4)(stack, tables, [ValueFormat(DIMENSION)], lambda plan: 1.0)
             rows = source.begin(0, 9, None, lambda: False)
             begun.wait(PATIENCE)
             if group.rank == 1:
