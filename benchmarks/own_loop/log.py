@@ -98,10 +98,11 @@ def main() -> None:
         path = Path(folder) / "day.parquet"
         write_day(path, 0, options.rows or (1_500_000 if disk else 500_000), spec)
         race = Race(setting, str(path), spec, options.cores, options.in_flight)
-        found = f"{distinct_keys(race):,} keys of {options.keys:,}"
+        count = distinct_keys(race)
+        found = f"{count:,} keys of {options.keys:,}"
         factories: dict[str, partial[Contestant]] = {"dense": partial(Torch, race, "dense")}
         if disk:
-            memory = distinct_keys(race) * ROW_BYTES // 4
+            memory = count * ROW_BYTES // 4
             found += f", {memory >> 20:,} MiB of {4 * memory >> 20:,} in memory"
             factories |= {
                 "memory": partial(OwnLoop, race, True),

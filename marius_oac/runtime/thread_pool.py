@@ -54,6 +54,8 @@ class ThreadPool:
         """Calls `work(first, end)` for parts of [0, size): as many as there are threads, but none smaller than `least`
         if there are two. Returns what the calls returned, in the order of the parts."""
         parts = min(self.count, max(size // least, 1))
+        if parts == 1:
+            return [work(0, size)]
         found: list[_Found | None] = [None] * parts
 
         def one(part: int) -> None:

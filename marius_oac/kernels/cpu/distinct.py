@@ -109,6 +109,20 @@ def number(numbers, firsts):
 
 
 @compiled
+def number_alone(vocabularies, keys, checks, bits, words, numbers):
+    """All of that by one thread: fills in the number of each key, int32 [n], and where each number comes first, in
+    `words`. Returns how many numbers there are, and what `find_firsts` does."""
+    counts, starts = np.zeros(1 << bits, np.int64), np.zeros((1 << bits) + 1, np.int64)
+    count_parts(vocabularies, keys, bits, counts)
+    for part in range(counts.size):
+        starts[part + 1] = starts[part] + counts[part]
+    begin = np.int64(0)  # no literal, for which both would be compiled once more
+    divide(vocabularies, keys, bits, begin, keys.size, starts[:-1].copy(), words)
+    collision = find_firsts(vocabularies, keys, checks, bits, words, starts, begin, counts.size, numbers)
+    return number(numbers, words), collision
+
+
+@compiled
 def pick(firsts, first, end, vocabularies, keys, checks, own_vocabularies, own_keys, own_checks):
     """Copies what is at the positions `firsts[first:end]`, each array to the same places of its own."""
     for i in range(first, end):

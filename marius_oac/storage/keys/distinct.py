@@ -61,6 +61,10 @@ def _numbered(
     if size >= kernels.MAX_KEYS:
         raise ValueError(f"a batch of {size} keys is too large")
     bits, words, numbers = kernels.part_bits(size), _SCRATCH.of(size), np.empty(size, np.int32)
+    if pool.count == 1:  # calls from Python take longer than all else with a small batch
+        with np.errstate(over="ignore"):
+            found, collision = kernels.number_alone(vocabularies, keys, checks, bits, words, numbers)
+        return numbers, words[:found], collision
 
     def count(first: int, end: int) -> tuple[int, np.ndarray]:
         counts = np.zeros(1 << bits, np.int64)

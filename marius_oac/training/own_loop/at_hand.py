@@ -20,6 +20,8 @@ from marius_oac.types import present
 Update = Callable[[np.ndarray, np.ndarray], None]
 """Changes rows, float32 [n, width], by gradients, float32 [n, dimension]."""
 
+_GROWTH = 1.25
+
 
 class Rule(Protocol):
     """How an optimizer updates rows.
@@ -58,6 +60,21 @@ class _Lease:
             )
 
 
+class Room:
+    """Memory for the rows that an optimizer updates, used again by each batch of a table: new memory takes longer than
+    an update."""
+
+    def __init__(self) -> None:
+        self._floats = np.empty(0, np.float32)
+
+    def of(self, count: int, width: int) -> np.ndarray:
+        """float32 [count, width]."""
+        size = count * width
+        if self._floats.size < size:
+            self._floats = np.empty(int(_GROWTH * size), np.float32)
+        return self._floats[:size].reshape(count, width)
+
+
 class Rows:
     """The rows of one table in the batch at hand, in the order in which their keys first occur in it.
 
@@ -75,14 +92,15 @@ class Rows:
         rows: float32 [m, width], in the order of the store.
         order: the place of each key's row in `rows`, int64 [m].
         distinct: the m different keys, in the order of their first occurrence.
+        room: for rows that are updated; no other batch may use it before this one is handed back.
     """
 
     def __init__(
         self, number: int, name: str, dimension: int, rows: np.ndarray, order: np.ndarray, distinct: DistinctKeys,
-        local: np.ndarray,
+        local: np.ndarray, room: Room,
     ):  # fmt: skip
         self.number, self.name, self.local, self.stepped = number, name, torch.from_numpy(local), False
-        self._rows, self._order, self._distinct = rows, order, distinct
+        self._rows, self._order, self._distinct, self._room = rows, order, distinct, room
         self._whole: np.ndarray | None = None  # rows with what the optimizer keeps of them, where it has updated them
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
         self._dimension, self._lease, self._used = dimension, _Lease(number, name), np.zeros(len(order), np.bool_)
@@ -141,7 +159,7 @@ class Rows:
         update, whole = by.updating(rate, number), self._whole
         with torch.no_grad():
             if whole is None:
-                whole = np.empty((len(self._order), self._rows.shape[1]), np.float32)
+                whole = self._room.of(len(self._order), self._rows.shape[1])
                 kernels.gather_whole(self.leaf.numpy(), self._rows, self._order, whole)
             else:  # it has been updated before in this batch
                 whole[:, : self._dimension] = self.leaf.numpy()

@@ -15,7 +15,7 @@ from marius_oac.pipeline.rows import LocalRows, LocalSource, RowExchange
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runtime.aligned import aligned_empty
 from marius_oac.storage.backing import TooSmallError
-from marius_oac.training.own_loop.at_hand import Rows
+from marius_oac.training.own_loop.at_hand import Room, Rows
 from marius_oac.training.own_loop.hand_over import HandOver
 from marius_oac.training.own_loop.planner import Fed, LoopBatch
 from marius_oac.training.own_loop.tables import Table
@@ -47,7 +47,7 @@ class LoopStep:
     rows_type = Rows
 
     def __init__(self, tables: Sequence[Table], hand_over: HandOver[OpenBatch]):
-        self._tables, self._hand_over = tables, hand_over
+        self._tables, self._hand_over, self._rooms = tables, hand_over, [Room() for _ in tables]
 
     def compute(self, rows: Sequence[np.ndarray], data: LoopBatch, timestamp: int) -> float:
         """Returns 0: the loss is the user's. Raises Closed where all stops."""
@@ -62,7 +62,7 @@ class LoopStep:
         number = data.fed.batch_index
         opened = [
             self.rows_type(number, table.name, table.dimension, rows[place], data.order[place], data.distinct[place],
-                 data.local[place])
+                 data.local[place], self._rooms[place])
             for place, table in enumerate(self._tables)
         ]  # fmt: skip
         return OpenBatch(data.fed, opened)

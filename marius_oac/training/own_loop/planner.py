@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,14 +47,15 @@ class LoopBatch(BatchData):
         fed: the user's batches.
         distinct: of each table its different keys, in the order of their first occurrence.
         local: of each table, int64 [n]: the place of each key among them.
-        order: of each table, int64 [m]: the place of each different key's row among the batch's rows.
+        order: of each table, int64 [m]: the place of each different key's row among the batch's rows. None until rows
+            are assigned.
         changed: numbers of the tables whose rows an optimizer has changed.
     """
 
     fed: Fed
     distinct: Sequence[DistinctKeys]
     local: Sequence[np.ndarray]
-    order: Sequence[np.ndarray] = ()
+    order: list[np.ndarray] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)
 
 
@@ -88,8 +89,10 @@ class LoopPlanner:
     def assign_rows(self, plan: Plan[Any]) -> Plan[Any]:
         """Gives rows to new keys."""
         assert isinstance(plan, LoopPlan)
+        rows = []
         for table, each, ids in zip(self._tables, plan.data.distinct, plan.ids, strict=True):
-            table.admit(each, ids)
-        orders = [ids.copy() for ids in plan.ids]
-        rows = [relabel(order, table.capacity) for table, order in zip(self._tables, orders, strict=True)]
-        return Plan(plan.batch_index, rows, replace(plan.data, order=orders), plan.examples)
+            if ids.size and ids.min() < 0:
+                table.admit(each, ids)
+            rows.append(relabel(ids, table.capacity))
+            plan.data.order.append(ids)
+        return Plan(plan.batch_index, rows, plan.data, plan.examples)
