@@ -186,11 +186,19 @@ class Checkpoints:
         self._keep(saved, backing_of(stores))  # of several backings none keeps anything, for each copies its rows
         written()
         names = self.names()
-        for name in sorted({*names} - {*names[-keep:], self.best()}):
+        kept = {*names[-keep:], self.best()}
+        self._remove_free([name for name in names if name not in kept])
+        return saved
+
+    def remove_all(self) -> None:
+        """Removes all checkpoints but those that are being read."""
+        self._remove_free(self.names())
+
+    def _remove_free(self, names: Sequence[str]) -> None:
+        for name in names:
             with alone_with(self.folder / name / MANIFEST) as free:
                 if free:
                     self._remove(name)
-        return saved
 
     @contextmanager
     def alone_after(self, batch_index: int) -> Iterator[None]:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -95,9 +95,7 @@ class Layout:
         first = next((part for part in parts if SERVES not in part.arrays()), first)
         if not found or places != list(range(len(found))):
             raise CheckpointError(f"is damaged: its parts are those of the nodes {places}", first.path)
-        whole = ShardedCheckpoint(first.path, first.batch_index, first.extra, first.files, {})
-        object.__setattr__(whole, "parts", carried)
-        return whole
+        return ShardedCheckpoint.of(first, carried)
 
 
 def _array_of(part: Checkpoint, name: str) -> np.ndarray:
@@ -248,6 +246,13 @@ class ShardedCheckpoint(Checkpoint):
     click log are one part after another, as are their keys."""
 
     parts: Sequence[Checkpoint]
+
+    @classmethod
+    def of(cls, first: Checkpoint, parts: Sequence[Checkpoint]) -> Self:
+        """These parts together; what is no row is that of the part `first`."""
+        whole = cls(first.path, first.batch_index, first.extra, first.files, {})
+        object.__setattr__(whole, "parts", parts)
+        return whole
 
     @cached_property
     def _placement(self) -> Placement:

@@ -8,7 +8,6 @@ plain data in the manifest and tensors beside it. Nothing is pickled.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from torch import nn
 
 from marius_oac.errors import CheckpointError, DivergedError, InputError, shown
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runtime.files.untrusted import MOST_BYTES, check_tree
 from marius_oac.training.own_loop import generators
 from marius_oac.training.own_loop.drawing import Position
+from marius_oac.training.own_loop.layouts import drop_others, others, part_of
 from marius_oac.training.own_loop.plain import from_plain, to_plain
+from marius_oac.training.own_loop.sharing import ALONE, Share
 from marius_oac.training.own_loop.tables import Table
 
 
@@ -54,9 +54,10 @@ class Moment:
 
 
 def save(
-    folder: Path, parts: Parts, moment: Moment, keep: int, least: int = 0, written: Callable[[], None] = lambda: None
-) -> None:
-    """Writes a checkpoint, and removes all but the `keep` newest.
+    folder: Path, parts: Parts, moment: Moment, keep: int, share: Share = ALONE, least: int = 0,
+    written: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Writes a checkpoint, or this process's part of one, and removes all but the `keep` newest.
 
     Args:
         least: the smallest number that it may have.
@@ -81,8 +82,9 @@ def save(
     tables = {table.store.name: about(table) for table in parts.tables}
     extra = {"loop": {"next_batch": moment.next_batch, "tables": tables, "optimizers": _kinds(parts), "state": tree}}
     _check_readable(extra)
-    checkpoints = Checkpoints(folder)
-    _check_own(checkpoints, tables)
+    checkpoints = Checkpoints(part_of(folder, *share))
+    for each in (checkpoints, *map(Checkpoints, others(folder, share))):
+        _check_own(each, tables)
     checkpoints.clean()
     before = [int(name) + 1 for name in checkpoints.names()]
     with ExitStack() as stack:
@@ -92,6 +94,7 @@ def save(
         sequence = max([moment.next_batch, least, *before])  # two of one batch have two names
         checkpoints.save(sequence, [table.store for table in parts.tables], tensors, extra, keep, keys,
                          written)  # fmt: skip
+    drop_others(folder, share, keep)
 
 
 def _check_readable(extra: Mapping[str, Any]) -> None:
@@ -114,30 +117,17 @@ def _check_own(checkpoints: Checkpoints, about: Mapping[str, Any]) -> None:
             raise InputError("holds checkpoints of something else: name another folder", checkpoints.folder)
 
 
-def check_layout(folder: Path, processes: int) -> None:
-    """Raises CheckpointError if a folder has checkpoints of another number of processes."""
-    there = set()
-    if folder.is_dir():
-        parts = (re.fullmatch(r"process-[0-9]+-of-([0-9]+)", each.name) for each in folder.iterdir())
-        there = {int(part[1]) for part in parts if part} | ({1} if Checkpoints(folder).names() else set())
-    for number in sorted(there - {processes}):
-        several = "processes" if number > 1 else "process"
-        raise CheckpointError(f"has checkpoints of {number} {several}, and this is a loop of {processes}: use as many, "
-                              "or another folder", folder)  # fmt: skip
+def load(checkpoint: Checkpoint, parts: Parts, alike: bool = True) -> Moment:
+    """Sets everything to a checkpoint, which has been verified.
 
-
-def load(folder: Path, parts: Parts, name: str | None = None) -> Moment | None:
-    """Sets everything to the newest checkpoint of a folder, or to that of a name, whose checksums are verified; None:
-    there is none yet.
+    Args:
+        alike: it is of as many processes; else generators stay as they are, and the pass over the loader begins anew,
+            since what each process draws is something else.
 
     Raises:
         CheckpointError: it is damaged, or belongs to another loop; nothing has changed.
         HalfLoaded: it was found while things changed.
     """
-    try:
-        checkpoint = Checkpoints(folder).open(name)
-    except Missing:
-        return None
     saved = checkpoint.extra.get("loop")
     if not isinstance(saved, dict):
         raise CheckpointError("is no checkpoint of a loop of one's own", checkpoint.path)
@@ -153,10 +143,11 @@ def load(folder: Path, parts: Parts, name: str | None = None) -> Moment | None:
         raise CheckpointError(f"has a damaged state: {shown(str(error))}", checkpoint.path) from None
     try:
         _apply(parts, checkpoint, state)
-        generators.set_states(drawn)
+        if alike:
+            generators.set_states(drawn)
     except Exception as error:
         raise HalfLoaded(f"can't be loaded: {error}", checkpoint.path) from error
-    return Moment(next_batch, position)
+    return Moment(next_batch, position if alike else None)
 
 
 class HalfLoaded(CheckpointError):

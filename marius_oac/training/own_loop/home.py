@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from marius_oac.pipeline.rows import RowSource
+from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runtime.channel import Channel
 from marius_oac.training.own_loop import checkpoints
 from marius_oac.training.own_loop.checkpoints import Moment, Parts
 from marius_oac.training.own_loop.hand_over import HandOver
+from marius_oac.training.own_loop.layouts import layouts, newest
 from marius_oac.training.own_loop.pipeline import LoopSource, LoopStep, OpenBatch
 from marius_oac.training.own_loop.planner import Fed, LoopPlanner
+from marius_oac.training.own_loop.sharing import ALONE
 from marius_oac.training.own_loop.tables import Table
 
 
@@ -62,13 +65,17 @@ class Home:
 
     def save(self, folder: Path, parts: Parts, moment: Moment, keep: int) -> None:
         """See `checkpoints.save`."""
-        checkpoints.check_layout(folder, 1)
-        checkpoints.save(folder, parts, moment, keep)
+        least = newest(layouts(folder)) + 1
+        checkpoints.save(folder, parts, moment, keep, least=least)
 
     def load(self, folder: Path, parts: Parts) -> Moment | None:
-        """See `checkpoints.load`."""
-        checkpoints.check_layout(folder, 1)
-        return checkpoints.load(folder, parts)
+        """Sets everything to the newest checkpoint of a folder; None: there is none yet. See `checkpoints.load`."""
+        there = layouts(folder)
+        if there.keys() - {1}:
+            from marius_oac.training.own_loop.processes.checkpoints import load  # it takes long, and few need it
+
+            return load(lambda call, value: [value], ALONE, folder, parts)
+        return checkpoints.load(Checkpoints(folder).open(), parts) if there else None
 
     def abort(self) -> None:
         """Called before `close` where the program does not go on."""

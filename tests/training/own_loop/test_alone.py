@@ -19,7 +19,7 @@ from marius_oac.training.own_loop.beside import Beside
 from marius_oac.training.own_loop.pipeline import LoopStep
 from marius_oac.training.own_loop.planner import LoopPlanner
 from tests.training.own_loop.loops import Loop, after, key_batches, trained
-from tests.training.own_loop.test_endings import interrupted_at
+from tests.training.own_loop.test_endings import EVERY_LINE, interrupted_at
 
 NEVER = 1 << 60
 
@@ -185,12 +185,12 @@ def lines_of_a_loop(line, expected):
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 31])
-def test_ctrl_c_at_any_line_of_the_engine_leaves_whole_batches(step):
+@pytest.mark.parametrize("first, step", [*EVERY_LINE, (3, 31)])
+def test_ctrl_c_at_any_line_of_the_engine_leaves_whole_batches(first, step):
     expected = [after(count) for count in range(5)]
     lines = 100_000 - lines_of_a_loop(100_000, expected)
     assert lines > 300
-    for line in range(1, lines, step):
+    for line in range(first, lines, step):
         assert lines_of_a_loop(line, expected) <= 0
 
 

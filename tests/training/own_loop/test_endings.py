@@ -254,12 +254,15 @@ def lines_of_a_loop(line, expected):
     return left[0]
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 23])
-def test_ctrl_c_at_any_line_of_the_engine_leaves_whole_batches_and_no_thread(step):
+EVERY_LINE = [pytest.param(first, 5, marks=pytest.mark.slow) for first in range(1, 6)]
+
+
+@pytest.mark.parametrize("first, step", [*EVERY_LINE, (3, 23)])
+def test_ctrl_c_at_any_line_of_the_engine_leaves_whole_batches_and_no_thread(first, step):
     expected = [after(count) for count in range(5)]
     lines = 100_000 - lines_of_a_loop(100_000, expected)
     assert lines > 300
-    for line in range(1, lines, step):
+    for line in range(first, lines, step):
         assert lines_of_a_loop(line, expected) <= 0
 
 

@@ -14,13 +14,16 @@ import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_process_group_store
 
 from marius_oac.errors import InputError, NodeLost, shown
-from marius_oac.types import present
 
+_MADE: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""How many agreements the processes of a group have made."""
 _ROOM = 1 << 10  # bytes of a message that needs no second round
 
 
@@ -37,9 +40,10 @@ class Agreement:
         self.rank, self.size = dist.get_rank(group), len(ranks)
         silence = _timeout(group)
         self.timeout = silence.total_seconds()
-        alone = len(ranks) < dist.get_world_size()
-        made = dist.new_group(ranks, silence, "gloo", use_local_synchronization=alone)
-        self._group: dist.ProcessGroup | None = present(made)
+        number = _MADE[group] = _MADE.get(group, 0) + 1
+        # Not by `new_group`: its names count the groups of a process, which may be others than those of another one.
+        store = dist.PrefixStore(f"marius_oac/{number}", _get_process_group_store(group))
+        self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, silence)
 
     def gather(self, call: str, value: Any = None) -> list[Any]:
         """Every process's value, by rank, as JSON returns it.
@@ -73,7 +77,7 @@ class Agreement:
     def _all(self, own: bytes, room: int) -> list[bytes]:
         mine = torch.frombuffer(bytearray(own[:room].ljust(room)), dtype=torch.uint8)
         texts = [torch.empty(room, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(texts, mine, group=self._group)
+        self._group.allgather([texts], [mine]).wait()
         return [each.numpy().tobytes() for each in texts]
 
     def same(self, call: str, values: Mapping[str, Any]) -> None:
@@ -88,9 +92,7 @@ class Agreement:
 
     def close(self) -> None:
         """Leaves; no call follows."""
-        group, self._group = self._group, None
-        if group is not None and dist.is_initialized():
-            dist.destroy_process_group(group)
+        self._group = None
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:

@@ -2,7 +2,7 @@
 one process writes all.
 
 Parts of one moment have the same number. A part is removed only when all processes have written a newer one, so there
-is always one that all have.
+is always one that all have. A loop of another number of processes reads all parts (`resharding`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from marius_oac.errors import CheckpointError, InputError, MariusOacError
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runtime.console import logger
+from marius_oac.runtime.files.atomic import disk_errors, make_folder
 from marius_oac.training.own_loop import checkpoints
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts
+from marius_oac.training.own_loop.layouts import Layouts, layouts, newest, part_of
 from marius_oac.training.own_loop.sharing import Share
 
 Agreed = Callable[[str, Any], list[Any]]
@@ -27,10 +32,16 @@ def save(agreed: Agreed, share: Share, folder: Path, parts: Parts, moment: Momen
     Raises:
         InputError: a process could not write its part, or they are at different batches; older ones are kept.
     """
-    what, said = "saves", False
-    own = folder / f"process-{share.rank}-of-{share.size}"
-    newest = [int(name) for name in Checkpoints(own).names()[-1:]]
-    every = agreed(what, [moment.next_batch, max([moment.next_batch, *(number + 1 for number in newest)])])
+    what, said, own = "saves", False, part_of(folder, *share)
+    problem: MariusOacError | None = None
+    try:
+        with disk_errors(own):
+            make_folder(own)  # of all parts, before any is written: see `_newest_whole`
+            last = newest(layouts(folder))
+    except MariusOacError as error:
+        problem = error
+    _all_well(agreed, what, problem)
+    every = agreed(what, [moment.next_batch, max(moment.next_batch, last + 1)])
     for rank, (batch, _) in enumerate(every):
         if batch != every[0][0]:
             raise InputError(f"rank 0 saves before batch {every[0][0]} and rank {rank} before batch {batch}",
@@ -42,8 +53,7 @@ def save(agreed: Agreed, share: Share, folder: Path, parts: Parts, moment: Momen
         _all_well(agreed, what, None)
 
     try:
-        checkpoints.check_layout(folder, share.size)
-        checkpoints.save(own, parts, moment, keep, max(number for _, number in every), written)
+        checkpoints.save(folder, parts, moment, keep, share, max(number for _, number in every), written)
     except MariusOacError as error:
         if said:
             raise
@@ -61,31 +71,36 @@ def _all_well(agreed: Agreed, what: str, error: MariusOacError | None) -> None:
 
 
 def load(agreed: Agreed, share: Share, folder: Path, parts: Parts) -> Moment | None:
-    """Sets everything to the newest checkpoint of which every process has its part; None: there is none yet.
+    """Sets everything to the newest checkpoint of which all parts are there; None: there is none yet.
 
     Raises:
-        CheckpointError: parts are missing, of another number of processes, damaged, or of something else.
+        CheckpointError: parts are missing, damaged, or of something else.
         HalfLoaded: a process could not load its part, and others have.
     """
-    what, problem, names = "loads", None, []  # type: str, MariusOacError | None, list[str]
-    own = folder / f"process-{share.rank}-of-{share.size}"
+    what, problem, own, moment = "loads", None, {}, None  # type: str, MariusOacError | None, Layouts, Moment | None
     try:
-        checkpoints.check_layout(folder, share.size)
-        names = Checkpoints(own).names()
-    except MariusOacError as error:
-        problem = error
+        own = layouts(folder)
+    except OSError as error:
+        problem = CheckpointError(f"can't be read: {error.strerror}", folder)
     _all_well(agreed, what, problem)
-    every = agreed(what, names)
-    common = set(names).intersection(*every)
-    if not common:
-        if not any(every):
-            return None
-        missing = next((rank for rank, each in enumerate(every) if not each), None)
-        said = "no checkpoint is there in all parts" if missing is None else f"rank {missing} has no part of any"
-        raise CheckpointError(f"{said}: bring the folder's parts back to where they were written", folder)
-    moment = None
+    there: dict[int, dict[int, list[str]]] = {}
+    for seen in agreed(what, own):  # each process may see its own part alone
+        for size, ranks in seen.items():
+            for rank, names in ranks.items():
+                known = there.setdefault(int(size), {}).setdefault(int(rank), [])
+                known += [name for name in names if name not in known]
+    chosen = _newest_whole(there, folder)
+    if chosen is None:
+        return None
+    name, size = chosen
+    if size != share.size and share.rank == 0:
+        logger.warning(f"{folder}: checkpoint {name} is of {size} processes, and the loop of {share.size}: the next "
+                       "pass over a loader begins at its first batch")  # fmt: skip
     try:
-        moment = checkpoints.load(own, parts, max(common))
+        if size == share.size:
+            moment = checkpoints.load(Checkpoints(part_of(folder, *share)).open(name), parts)
+        else:
+            moment = checkpoints.load(_of_others(folder, name, size, share), parts, alike=False)
     except MariusOacError as error:
         problem = error
     try:
@@ -95,3 +110,39 @@ def load(agreed: Agreed, share: Share, folder: Path, parts: Parts) -> Moment | N
             raise
         raise HalfLoaded(error.message, folder) from None
     return moment
+
+
+def _newest_whole(there: Layouts, folder: Path) -> tuple[str, int] | None:
+    """The name of the newest checkpoint of which all parts are there, and how many; None: none was ever whole.
+
+    Raises:
+        CheckpointError: a newer one was, and parts of it are missing.
+    """
+    whole, lost = [], []
+    for size, parts in there.items():
+        common = set.intersection(*(set(parts.get(rank, [])) for rank in range(size)))
+        last = max((name for names in parts.values() for name in names), default="")
+        missing = [rank for rank in range(size) if rank not in parts]
+        if common:
+            whole.append((max(common), size))
+        elif last and missing:
+            lost.append((last, f"rank {missing[0]} of {size} has no part of any checkpoint"))
+        elif max(map(len, parts.values())) > 1:  # one alone may be of a first save that ended between renames
+            lost.append((last, f"no checkpoint of {size} processes is there in all parts"))
+    found = max(whole, default=None)
+    for last, said in lost:
+        if found is None or last > found[0]:
+            raise CheckpointError(f"{said}: bring the folder's parts back to where they were written", folder)
+    return found
+
+
+def _of_others(folder: Path, name: str, size: int, share: Share) -> Checkpoint:
+    """A checkpoint of `size` processes, as far as it is this one's. Raises CheckpointError if a part is damaged, or not
+    at hand."""
+    from marius_oac.training.own_loop.processes.resharding import Resharded
+
+    try:
+        return Resharded.for_share([Checkpoints(part_of(folder, rank, size)).open(name) for rank in range(size)], share)
+    except Missing:
+        raise CheckpointError(f"checkpoint {name} is of {size} processes, and this is one of {share.size}: put its "
+                              "parts where each process can read all of them", folder) from None  # fmt: skip

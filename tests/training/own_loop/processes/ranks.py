@@ -16,6 +16,8 @@ from marius_oac.errors import MariusOacError
 
 COUNT, KEYS, SIZE = 12, 60, 6  # batches, keys, and keys of a batch and process
 TIMEOUT = 20
+RESHARDED = (2, 3, 1, 2)
+"""How many processes go on with a checkpoint of how many."""
 
 
 def batches(size, count=COUNT, seed=0):
@@ -104,9 +106,9 @@ def concatenated(size, count=COUNT, **given):
     return training.result()
 
 
-def mine(training, group, count=COUNT):
+def mine(training, group, count=COUNT, seed=0):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    return training.fed(parts[rank] for parts in batches(size, count))
+    return training.fed(parts[rank] for parts in batches(size, count, seed))
 
 
 def trained(group, count=COUNT, **given):
@@ -189,6 +191,24 @@ class Scenarios:
             for batch in engine.batches(mine(training, self.group)):
                 training.train(batch)
             return [found, training.result(), sorted(os.listdir(folder)), len(training.items.table)]
+
+    def resharded(self):
+        """Saved by some processes, and gone on with by others; at last one checkpoint of all that are there."""
+        groups = {1: dist.new_group([0]), 2: dist.new_group([0, 1]), 3: self.group}
+        folder, found = os.path.join(self.folder, "resharded"), []
+        for seed, size in enumerate(RESHARDED):
+            if self.rank < size:
+                training = Training(groups[size], optimizer=mt.Adam, lr=0.02)
+                with training.engine as engine:
+                    found.append([engine.load(folder), *training.result()])
+                    for number, batch in enumerate(engine.batches(mine(training, groups[size], 4, seed))):
+                        training.train(batch)
+                        if number in (1, 3):
+                            engine.save(folder)
+                    found[-1] += [*training.result(), len(training.items.table)]
+                found[-1] += [sorted(os.listdir(folder))]
+            dist.barrier()
+        return found
 
     def looks(self):
         """Rows are read by one process alone, within the loop and after it."""
@@ -389,8 +409,8 @@ class Scenarios:
         """Checkpoints of other numbers of processes, and parts that are not there."""
         lines, training = [], Training(self.group)
         with training.engine as engine:
-            for name in ("process-0-of-3", "0000000004"):
-                folder = os.path.join(self.folder, f"layout {name}")
+            for name in ("process-0-of-3/0000000004", "0000000004"):
+                folder = os.path.join(self.folder, f"layout {len(name)}")
                 os.makedirs(os.path.join(folder, name), exist_ok=True)
                 open(os.path.join(folder, name, "manifest.json"), "w").close()
                 dist.barrier()

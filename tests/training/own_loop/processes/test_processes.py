@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import marius_oac.torch as mt
-from marius_oac.errors import CheckpointError
 from tests.training.own_loop.processes import ranks
 from tests.training.own_loop.processes.ranks import Training, batches, concatenated
 from tests.training.own_loop.processes.spawned import ended, results, spawn
@@ -169,20 +168,33 @@ def test_wrong_uses(tmp_path):
         )
         assert len(lines) == len(parts) and all(part in line for part, line in zip(parts, lines, strict=True)), lines
         (lines,) = found["other_folders"][rank]
-        parts = ("has checkpoints of 3 processes, and this is a loop of 2", "has checkpoints of 3 processes",
-                 "has checkpoints of 1 process, and this is a loop of 2", "has checkpoints of 1 process",
-                 "rank 1 has no part of any", "Not a directory",
+        damaged = "manifest.json: is damaged"
+        parts = ("rank 1 of 3 has no part of any checkpoint: bring the folder's parts back", damaged, damaged, damaged,
+                 "rank 1 of 2 has no part of any checkpoint", "Not a directory",
                  "rows are in several processes, and the engine is closed")  # fmt: skip
         assert len(lines) == len(parts) and all(part in line for part, line in zip(parts, lines, strict=True)), lines
 
 
-def test_one_process_refuses_checkpoints_of_several(tmp_path):
-    (tmp_path / "process-0-of-2").mkdir()
-    training = Training()
-    with training.engine as engine:
-        for use in (engine.load, engine.save):
-            with pytest.raises(CheckpointError, match="has checkpoints of 2 processes, and this is a loop of 1"):
-                use(tmp_path)
+def test_other_numbers_of_processes_go_on_with_rows_and_their_state(tmp_path):
+    found = results(tmp_path, "resharded", size=3)["resharded"]
+    alone, wanted, rows = Training(optimizer=mt.Adam, lr=0.02), [], []
+    with alone.engine as engine:
+        for seed, size in enumerate(ranks.RESHARDED):
+            for batch in engine.batches(alone.fed(map(torch.cat, batches(size, 4, seed)))):
+                alone.train(batch)
+            wanted.append(alone.result())
+            rows.append(len(alone.items.table))
+    for place, size in enumerate(ranks.RESHARDED):
+        every = [found[rank][sum(rank < other for other in ranks.RESHARDED[:place])] for rank in range(size)]
+        for loaded, table, weight, *after, _, _ in every:
+            assert loaded == (place > 0) and near(after, wanted[place])
+            assert not loaded or near([table, weight], wanted[place - 1])
+        assert sum(count for *_, count, _ in every) == rows[place]
+        parts, newest = (
+            [f"process-{rank}-of-{size}" for rank in range(size)],
+            [f"{4 * place + end:010d}" for end in (2, 4)],
+        )
+        assert every[0][-1] == (newest if size == 1 else parts), "none of another number is left"
 
 
 @pytest.mark.slow
