@@ -72,7 +72,7 @@ class Home:
         """Sets everything to the newest checkpoint of a folder; None: there is none yet. See `checkpoints.load`."""
         there = layouts(folder)
         if there.keys() - {1}:
-            from marius_oac.training.own_loop.processes.checkpoints import load  # it takes long, and few need it
+            from marius_oac.training.own_loop.shared_checkpoints import load  # it takes long, and few need it
 
             return load(lambda call, value: [value], ALONE, folder, parts)
         return checkpoints.load(Checkpoints(folder).open(), parts) if there else None

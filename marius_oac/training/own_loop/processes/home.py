@@ -37,6 +37,7 @@ from marius_oac.pipeline.rows import RowSource
 from marius_oac.runtime.channel import Channel
 from marius_oac.runtime.console import logger
 from marius_oac.storage.keys.distinct import DistinctKeys
+from marius_oac.training.own_loop import shared_checkpoints
 from marius_oac.training.own_loop.checkpoints import Moment, Parts, about
 from marius_oac.training.own_loop.exits import end_at_exit
 from marius_oac.training.own_loop.feeding import Feeding
@@ -45,7 +46,6 @@ from marius_oac.training.own_loop.home import Home
 from marius_oac.training.own_loop.key_forms import KeyArray
 from marius_oac.training.own_loop.pipeline import LoopStep, OpenBatch
 from marius_oac.training.own_loop.planner import Fed, LoopPlanner
-from marius_oac.training.own_loop.processes import checkpoints
 from marius_oac.training.own_loop.processes.agreement import Agreement
 from marius_oac.training.own_loop.processes.batches import SharedPlanner, SharedStep
 from marius_oac.training.own_loop.processes.exchange import LoopRows, SharedSource
@@ -229,11 +229,11 @@ class Processes(Home):
 
     def save(self, folder: Path, parts: Parts, moment: Moment, keep: int) -> None:
         """See `Home.save`. Each process writes its part."""
-        checkpoints.save(self._agreed, self._share, folder, parts, moment, keep)
+        shared_checkpoints.save(self._agreed, self._share, folder, parts, moment, keep)
 
     def load(self, folder: Path, parts: Parts) -> Moment | None:
         """See `Home.load`."""
-        return checkpoints.load(self._agreed, self._share, folder, parts)
+        return shared_checkpoints.load(self._agreed, self._share, folder, parts)
 
     def abort(self) -> None:
         """Makes the others find this process lost."""

@@ -139,7 +139,7 @@ def _newest_whole(there: Layouts, folder: Path) -> tuple[str, int] | None:
 def _of_others(folder: Path, name: str, size: int, share: Share) -> Checkpoint:
     """A checkpoint of `size` processes, as far as it is this one's. Raises CheckpointError if a part is damaged, or not
     at hand."""
-    from marius_oac.training.own_loop.processes.resharding import Resharded
+    from marius_oac.training.own_loop.resharding import Resharded
 
     try:
         return Resharded.for_share([Checkpoints(part_of(folder, rank, size)).open(name) for rank in range(size)], share)
