@@ -130,8 +130,8 @@ class _Here:
         self._lockstep = config.pipeline.mode != "async"
 
     def agreement(self, servers: SyncServers) -> DenseAgreement:
-        dense = self._config.nodes.dense
-        return make_dense_sync(dense, self._group, self._lockstep, servers, lambda sizes: [0] * len(sizes))
+        nodes, about = self._config.nodes, (self._group, self._lockstep, servers)
+        return make_dense_sync(nodes.dense, *about, lambda sizes: [0] * len(sizes), nodes.parts)
 
     def connect(
         self,
@@ -146,7 +146,8 @@ class _Here:
         if tables is not None:
             ranks = dict(enumerate(group.names))
             door = self._network.server(SERVER, ranks)
-            shard = Shard(tables, group.size, self._lockstep, SyncServer(self._config.nodes.dense.alpha), ahead)
+            nodes, lockstep = self._config.nodes, self._lockstep
+            shard = Shard(tables, group.size, lockstep, SyncServer(nodes.dense.alpha), ahead, nodes.parts)
             server = stack.enter_context(ShardServer(shard, [(door, list(ranks))], lambda error: fail(error)))
         line = self._network.client(SERVER, group.rank, PATIENCE)
 

@@ -110,6 +110,12 @@ class NodesConfig(Section):
         "a step. bsp: a step takes `gradients`. hop-bs: as async, with a bounded lead. hop-bw: as sync, without the "
         "slowest. auto: sync or gba, whichever should train more examples per second, by measurement.",
     )
+    parts: PositiveInt | None = Field(
+        None,
+        description="Virtual parts that each global batch is cut into in lockstep. A part's gradients, random numbers "
+        "and batch norm depend on the part, not on the trainer, so up to this many trainers end with the same bits. "
+        "null: off, and results depend on the number of trainers.",
+    )
     auto: AutoConfig = AutoConfig()
     switch: tuple[SwitchConfig, ...] = Field(
         (), description="Later modes: the global batch `at` which each begins, and its `mode`."

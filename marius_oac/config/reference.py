@@ -42,7 +42,7 @@ TOPICS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("Checkpoints and metrics", TASKS, ("checkpoint.*", "metrics.*")),
     ("Device, threads, products and seed", TASKS, ("device", "threads", "binding", "compute.*", "seed")),
     ("Rows and modes over nodes", TASKS,
-     ("nodes.packing", "nodes.mode", "nodes.mode_options.*", "nodes.switch*", "nodes.auto.*")),
+     ("nodes.packing", "nodes.parts", "nodes.mode", "nodes.mode_options.*", "nodes.switch*", "nodes.auto.*")),
     ("Dense parameters over nodes", TASKS, ("nodes.dense.*",)),
     ("Emulated slow trainers", TASKS, ("nodes.load*",)),
 )  # fmt: skip

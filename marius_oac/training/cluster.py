@@ -351,11 +351,11 @@ def node_task(
             together = group.part([rank for rank in range(group.size) if crowd.trains[rank]])
         if together is None:  # it has no gradients; shards of parameters are sent to it
             return AllReduce(ThreadGroup.members(1)[0])
-        return make_dense_sync(dense, together, lockstep, servers, assign)
+        return make_dense_sync(dense, together, lockstep, servers, assign, config.nodes.parts)
 
     alpha = dense.alpha if dense.kind == "easgd" else None
     tell = whole.gather if whole else lambda run: None
-    connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd)
+    connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd, config.nodes.parts)
     number = sum(trains[: place.rank])
     speed_monitor = SpeedMonitor(config.nodes, number, crowd.trainers, config.training.batch_size)
     return ShardedTask(task, group, weights, make_dense, connections, crowd, speed_monitor=speed_monitor)

@@ -82,6 +82,68 @@ def added_up(
     return union, total
 
 
+def tree_sum(
+    slots: Sequence[int],
+    index: Sequence[np.ndarray],
+    gradients: Sequence[np.ndarray],
+    shares: Sequence[float],
+    count: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of share * gradient by row, in a binary tree over slots: 0 and 1, 2 and 3; these two; and so on.
+
+    An aligned block of slots that is summed already stands in its first slot. What a slot lacks adds nothing: a sum
+    with one term is that term, bit by bit. So the sums do not depend on which blocks were summed before.
+
+    Args:
+        slots: of each, ascending.
+        index: int64 [n_s], rows of each slot. gradients: float32 [n_s, D]. shares: of each.
+        count: rows are below it.
+
+    Returns:
+        Whether each row has a sum, bool [count], and the sums, float32 [count, D], of which others are undefined.
+    """
+    waiting: list[tuple[int, int, np.ndarray, np.ndarray]] = []  # first slot and slots of a block, and its sums
+    dimension = gradients[0].shape[1] if gradients else 0
+    for slot, rows, gradient, share in zip(slots, index, gradients, shares, strict=True):
+        while waiting and waiting[-1][0] // (2 * waiting[-1][1]) != slot // (2 * waiting[-1][1]):
+            _grow(waiting)
+        if waiting and waiting[-1][1] == 1:  # its neighbour: added without an array of its own
+            add(rows, gradient, np.float32(share), *waiting[-1][2:])
+            _grow(waiting)
+            continue
+        begun, total = np.zeros(count, np.bool_), np.empty((count, dimension), np.float32)
+        add(rows, gradient, np.float32(share), begun, total)
+        waiting.append((slot, 1, begun, total))
+    while len(waiting) > 1:
+        _grow(waiting)
+    return (waiting[0][2], waiting[0][3]) if waiting else (np.zeros(count, np.bool_), np.empty((count, 0), np.float32))
+
+
+def _grow(waiting: list[tuple[int, int, np.ndarray, np.ndarray]]) -> None:
+    """Makes the last block twice as long; one that begins there already takes it in."""
+    slot, size, begun, total = waiting.pop()
+    slot, size = slot // (2 * size) * 2 * size, 2 * size
+    if waiting and waiting[-1][0] // size == slot // size:
+        left = waiting.pop()
+        join(begun, total, left[2], left[3])
+        begun, total = left[2:]
+    waiting.append((slot, size, begun, total))
+
+
+@compiled
+def join(others, other, begun, total):
+    """Adds `other[i]` to `total[i]` where `others[i]`; the first one of a row assigns it and marks it in `begun`."""
+    for i in range(others.size):
+        if others[i]:
+            if begun[i]:
+                for j in range(total.shape[1]):
+                    total[i, j] += other[i, j]
+            else:
+                begun[i] = True
+                for j in range(total.shape[1]):
+                    total[i, j] = other[i, j]
+
+
 @compiled
 def add(index, gradients, share, begun, total):
     """Adds `share * gradients[i]` to `total[index[i]]`; the first one of a row assigns it and marks it in `begun`."""

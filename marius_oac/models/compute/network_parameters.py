@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import get_total_norm
 
 from marius_oac.config.sections import DenseOptimizerConfig
@@ -42,6 +43,7 @@ class NetworkParameters:
 
     def __init__(self, network: nn.Module, config: DenseOptimizerConfig) -> None:
         self._network, self._config = network, config
+        self.norms: Sequence[nn.Module] = [each for each in network.modules() if isinstance(each, _BatchNorm)]
         self._names = {name: each for name, each in network.named_parameters() if each.requires_grad}
         self.parameters: Sequence[torch.Tensor] = list(self._names.values())
         self._optimizer = _make(self._names.values(), config) if self._names else None

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.models.compute.dense_moments import is_kstep
@@ -34,11 +35,13 @@ class DenseGroup(Protocol):
     """Dense parameters with one optimizer.
 
     Attributes:
+        norms: batch norms, which have running statistics beside the parameters.
         parameters: the tensors that are trained, updated in place and never replaced; there may be none.
         size: their floats.
         rate, weight_decay, decay: of the optimizer; the learning rate of an epoch is `rate * decay**epoch`.
     """
 
+    norms: Sequence[nn.Module]
     parameters: Sequence[torch.Tensor]
     size: int
     rate: float
@@ -151,6 +154,11 @@ class Update:
             for group in self._trained:
                 group.adopt(self._by_sync)
         self.sync.attach(parameters)
+
+    @property
+    def norms(self) -> list[nn.Module]:
+        """The batch norms of all groups."""
+        return [each for group in self._groups for each in group.norms]
 
     @property
     def _trained(self) -> list[DenseGroup]:

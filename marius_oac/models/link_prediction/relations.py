@@ -39,6 +39,7 @@ class RelationTable:
     """
 
     weight_decay = 0.0
+    norms: Sequence[torch.nn.Module] = ()
 
     def __init__(self, values: np.ndarray, config: OptimizerConfig, device: torch.device, at_once: bool) -> None:
         self._optimizer = RowOptimizer(config, config.relation_learning_rate)

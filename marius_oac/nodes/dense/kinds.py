@@ -9,6 +9,7 @@ from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.kstep import KStep
 from marius_oac.nodes.dense.shadow import Assign, Averaging, Bmuf, Easgd
 from marius_oac.nodes.dense.sync_server import SyncServers
+from marius_oac.nodes.dense.tree_reduce import TreeReduce
 from marius_oac.nodes.groups.contract import Group
 
 
@@ -18,6 +19,7 @@ def make_dense_sync(
     lockstep: bool,
     servers: SyncServers | None = None,
     assign: Assign | None = None,
+    parts: int | None = None,
 ) -> DenseAgreement:
     """Returns the configured algorithm; nothing is exchanged before its `attach`.
 
@@ -27,6 +29,7 @@ def make_dense_sync(
         lockstep: whether the trainers make the same steps.
         servers: easgd's sync servers, whose alpha is `config.alpha`.
         assign: see `Easgd`.
+        parts: number of virtual parts of a batch (`nodes.parts`); None: off.
 
     Raises:
         ConfigError: the kind needs lockstep.
@@ -35,7 +38,7 @@ def make_dense_sync(
     if config.lockstep and not lockstep:
         raise ConfigError(f"'{config.kind}' needs trainers in lockstep; use easgd, ma or bmuf", "dense.kind")
     if config.kind == "allreduce":
-        return AllReduce(group)
+        return AllReduce(group) if parts is None else TreeReduce(group, parts)
     if config.kind == "kstep":
         moments = (config.beta1, config.beta2)
         return KStep(group, config.k, config.warm_up, moments, config.epsilon)

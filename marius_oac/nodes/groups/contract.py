@@ -66,6 +66,30 @@ class Group(Abortable):
         self._broadcast(tensor, root)
         self.bytes_sent += tensor.nbytes * _children((self.rank - root) % self.size, self.size)
 
+    def all_to_all(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+        """Sends `sent[r]` to member r and overwrites `received[r]` by what it sends to this member.
+
+        Tensors are float32 in memory. A member sends all others as many elements, and each may send another number.
+
+        Raises:
+            ValueError: a tensor is not contiguous.
+        """
+        for tensor in (*sent, *received):
+            _check(tensor)
+        self._all_to_all(sent, received)
+        self.bytes_sent += sum(each.nbytes for rank, each in enumerate(sent) if rank != self.rank)
+
+    def all_gather(self, mine: torch.Tensor, every: Sequence[torch.Tensor]) -> None:
+        """Overwrites `every[r]` by member r's `mine`.
+
+        Raises:
+            ValueError: a tensor is not contiguous.
+        """
+        for tensor in (mine, *every):
+            _check(tensor)
+        self._all_gather(mine, every)
+        self.bytes_sent += (self.size - 1) * mine.nbytes
+
     def gather(self, value: Any) -> list[Any]:
         """Returns every member's value, by rank, as JSON returns it (tuples as lists, keys as strings).
 
@@ -110,6 +134,12 @@ class Group(Abortable):
 
     @abstractmethod
     def _broadcast(self, tensor: torch.Tensor, root: int) -> None: ...
+
+    @abstractmethod
+    def _all_to_all(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None: ...
+
+    @abstractmethod
+    def _all_gather(self, mine: torch.Tensor, every: Sequence[torch.Tensor]) -> None: ...
 
     @abstractmethod
     def _gather(self, text: bytes) -> list[bytes]: ...

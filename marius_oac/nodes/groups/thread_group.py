@@ -54,6 +54,15 @@ class ThreadGroup(Group):
         parts = self._meet("broadcast", tensor.clone(), (tensor.shape, tensor.dtype, root))
         tensor.copy_(parts[root])
 
+    def _all_to_all(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+        every = self._meet("all_to_all", [each.clone() for each in sent])
+        for tensor, theirs in zip(received, every, strict=True):
+            tensor.copy_(theirs[self.rank])
+
+    def _all_gather(self, mine: torch.Tensor, every: Sequence[torch.Tensor]) -> None:
+        for tensor, theirs in zip(every, self._meet("all_gather", mine.clone(), mine.shape), strict=True):
+            tensor.copy_(theirs)
+
     def _gather(self, text: bytes) -> list[bytes]:
         return self._meet("gather", text)
 

@@ -112,6 +112,16 @@ class TorchGroup(Group):
         """See `Group.barrier`."""
         self._call(lambda: dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=self._process_group))
 
+    def _all_to_all(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+        outgoing, incoming = torch.cat([each.view(-1) for each in sent]), [each.numel() for each in received]
+        found, sizes = torch.empty(sum(incoming)), [each.numel() for each in sent]
+        self._call(lambda: dist.all_to_all_single(found, outgoing, incoming, sizes, group=self._process_group))
+        for tensor, part in zip(received, found.split(incoming), strict=True):
+            tensor.view(-1).copy_(part)
+
+    def _all_gather(self, mine: torch.Tensor, every: Sequence[torch.Tensor]) -> None:
+        self._call(lambda: dist.all_gather(list(every), mine, group=self._process_group))
+
     def _gather(self, text: bytes) -> list[bytes]:
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.names]
         mine = torch.tensor([len(text)], dtype=torch.int64)

@@ -57,6 +57,7 @@ class Connections:
         tell: sends the latter the description of the run that elastic workers get; called by every process of the
             group, once.
         crowd: which of the group train; None: all.
+        parts: see `Shard`.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Connections:
         rowless: Sequence[str] = (),
         tell: Callable[[Mapping[str, Any] | None], object] = lambda run: None,
         crowd: Crowd | None = None,
+        parts: int | None = None,
     ):
+        self._parts = parts
         self._crowd = crowd or Crowd([True] * group.size if group else [])
         self._alpha, self._rowless, self._tell = alpha, rowless, tell
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
@@ -183,7 +186,7 @@ class Connections:
         here = listening_at(self._place.node.address, self._place.port)
         outer = ZmqServer(here, mine, every, security_of(cluster), _LIMITS, cluster.timeout, logger.warning, outside)
         sync = None if self._alpha is None else SyncServer(self._alpha)
-        shard = Shard(self._tables, crowd.within, self._lockstep, sync, self._ahead)
+        shard = Shard(self._tables, crowd.within, self._lockstep, sync, self._ahead, self._parts)
         # It serves before others connect, since a server completes connections while it receives.
         endpoints = [(endpoint, [number]), (outer, list(every))]
         server = ShardServer(shard, endpoints, self._failed, group.size, self._is_lost, binding.bind_thread)

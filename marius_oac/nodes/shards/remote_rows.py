@@ -15,6 +15,7 @@ import torch
 
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import shards as kernels
+from marius_oac.nodes.parts.batch import PartedBatch, frames_of
 from marius_oac.nodes.shards.pending_requests import Waiter
 from marius_oac.nodes.shards.routed import routes_of
 from marius_oac.nodes.shards.values import ValueFormat
@@ -146,6 +147,12 @@ class RemoteRows(RemoteExchange):
 
     def _gradients(self, batch: Batch) -> Iterator[list[np.ndarray]]:
         """Yields, for each node, the gradients of its rows of each table."""
+        data = batch.plan.data
+        if isinstance(data, PartedBatch) and data.sums:
+            for node in range(len(self._source.connections)):
+                tables = enumerate(routes_of(batch))
+                yield [each for table, route in tables for each in frames_of(data.sums, table, route.places(node))]
+            return
         every = [np.asarray(batch.rows_in(batch.staging, table)[2]) for table in range(len(batch.plan.rows))]
         for node in range(len(self._source.connections)):
             pairs = zip(every, routes_of(batch), strict=True)

@@ -25,7 +25,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.gba.dispatch_server import DispatchServer
+from marius_oac.nodes.parts.blocks import blocks_of, parts_of
 from marius_oac.nodes.shards.bags import Bags, Picks
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.transport import messages
@@ -66,8 +67,16 @@ class _Pull:
 
 @dataclass
 class _Push:
+    """A push.
+
+    Attributes:
+        gradients: of each table, of the values that were pulled; none where there are virtual parts.
+        blocks: of these, each block's sums: of each table indices of the rows that were pulled, and their gradients.
+    """
+
     message: messages.Push
     gradients: list[np.ndarray]
+    blocks: list[list[tuple[np.ndarray, np.ndarray]]] = field(default_factory=list)
 
 
 class Shard:
@@ -79,6 +88,7 @@ class Shard:
         lockstep: whether they compute the same batches.
         sync: the part of EASGD's central parameters on this node, if any.
         ahead: a trainer has pulled at most so many batches that it has not pushed.
+        parts: virtual parts of a batch, in lockstep; None: a trainer's push is one summand.
     """
 
     dispatch_server: DispatchServer | None = None
@@ -91,7 +101,11 @@ class Shard:
         lockstep: bool = True,
         sync: SyncServer | None = None,
         ahead: int = 64,
+        parts: int | None = None,
     ):
+        self._blocks = None if parts is None else [
+            blocks_of(parts_of(trainer, trainers, parts), parts) for trainer in range(trainers)
+        ]  # fmt: skip
         self.sync, self._ahead = sync, ahead
         self.tables, self._trainers, self._lockstep = tables, trainers, lockstep
         self.begin(0)
@@ -181,7 +195,7 @@ class Shard:
         place = peer, message.batch_index
         if place not in self._pulls or place in self._pushes:
             raise Malformed(f"batch {message.batch_index} is pushed without a pull, or again")
-        self._pushes[place] = _Push(message, self._gradients(self._pulls[place], message.gradients))
+        self._pushes[place] = self._parsed(peer, message, self._pulls[place])
         if not self._lockstep:
             if message.share:
                 self._apply([place], message.batch_index, [1.0])
@@ -194,6 +208,24 @@ class Shard:
         while all((trainer, self.applied + 1) in self._pushes for trainer in range(self._trainers)):
             out += self._apply_all()
         return out
+
+    def _parsed(self, peer: int, message: messages.Push, pull: _Pull) -> _Push:
+        if self._blocks is None:
+            return _Push(message, self._gradients(pull, message.gradients))
+        blocks, frames = self._blocks[peer], message.gradients
+        whole = [picks.singles for picks in pull.picks]
+        if len(blocks) == 1 or not message.share:
+            return _Push(message, [], [list(zip(whole, self._gradients(pull, frames), strict=True))])
+        if len(frames) != 2 * len(self.tables):
+            raise Malformed(f"{len(frames)} frames, not {2 * len(self.tables)}")
+        found = []
+        for each, bits, table, index in zip(frames[1::2], frames[::2], self.tables, whole, strict=True):
+            packed = array(bits, np.uint8, len(blocks), -(-index.size // 8))
+            has = np.unpackbits(packed, axis=1, count=index.size).view(np.bool_)
+            ends = np.cumsum(has.sum(axis=1))
+            values = array(each, np.float32, int(ends[-1]), table.dimension)
+            found.append(list(zip([index[mine] for mine in has], np.split(values, ends[:-1]), strict=True)))
+        return _Push(message, [], [list(block) for block in zip(*found, strict=True)])
 
     def _gradients(self, pull: _Pull, frames: Frames) -> list[np.ndarray]:
         """Parses the gradients of each table, float32 [n, D], of the values that were pulled."""
@@ -228,6 +260,9 @@ class Shard:
 
     def _apply(self, places: list[tuple[int, int]], timestamp: int, shares: list[float]) -> None:
         pulls, pushes = [self._pulls.pop(place) for place in places], [self._pushes.pop(place) for place in places]
+        if self._blocks is not None:
+            self._apply_blocks(pulls, pushes, timestamp)
+            return
         for number, table in enumerate(self.tables):
             rows, gradients = kernels.added_up(
                 [pull.rows[number] for pull in pulls],
@@ -239,6 +274,24 @@ class Shard:
                 table.store.capacity,
             )
             table.apply(rows, gradients, timestamp, pushes[0].message.factor)
+
+    def _apply_blocks(self, pulls: Sequence[_Pull], pushes: Sequence[_Push], timestamp: int) -> None:
+        """As `_apply`, with sums in the tree of blocks. A push of share 0 has none of them."""
+        chosen = [
+            (block.start, pull.rows, sums, push.message.share)
+            for blocks, pull, push in zip(present(self._blocks), pulls, pushes, strict=True)
+            if push.message.share
+            for block, sums in zip(blocks, push.blocks, strict=True)
+        ]
+        slots, shares = [slot for slot, *_ in chosen], [share for *_, share in chosen]
+        for number, table in enumerate(self.tables):
+            of_block = [rows[number][sums[number][0]] for _, rows, sums, _ in chosen]
+            union = np.concatenate([np.zeros(0, np.int64), *of_block])
+            index = np.split(union, np.cumsum([each.size for each in of_block])[:-1])
+            found = relabel(union, table.store.capacity).copy()
+            gradients = [sums[number][1] for _, _, sums, _ in chosen]
+            _, total = kernels.tree_sum(slots, index, gradients, shares, found.size)
+            table.apply(found, total, timestamp, pushes[0].message.factor)
 
     def _synchronise(self, peer: int, message: messages.Sync, sync: SyncServer) -> list[Out]:
         what, values = message.operation, None if message.values is None else torch.tensor(message.values)

@@ -6,6 +6,7 @@ import json
 
 import torch
 
+from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.nodes.groups.contract import Group
@@ -69,6 +70,8 @@ def check_config(config: TaskConfig, trainers: int) -> None:
     if config.pipeline.order != "plan":
         raise ConfigError("over several nodes batches are computed in plan order", "pipeline.order")
     nodes, dense = config.nodes, config.nodes.dense
+    if nodes.parts is not None:
+        _check_parts(config, nodes.parts, trainers)
     if config.pipeline.mode == "async" and nodes.dispatches:
         raise ConfigError(
             "'async' is for nodes.mode sync; where batches are dispatched use oac or sync", "pipeline.mode"
@@ -81,3 +84,24 @@ def check_config(config: TaskConfig, trainers: int) -> None:
         raise ConfigError(what, "nodes.mode_options.parts")
     if "hop-bw" in nodes.used and nodes.mode_options.backups >= trainers:
         raise ConfigError(f"hop-bw would wait for none of {trainers} trainers", "nodes.mode_options.backups")
+
+
+def _check_parts(config: TaskConfig, parts: int, trainers: int) -> None:
+    """Raises ConfigError for what virtual parts can't be trained with."""
+    wrong = None
+    if trainers > parts:
+        wrong = f"{parts} parts are too few for {trainers} trainers: each needs one"
+    elif config.pipeline.mode == "async":
+        wrong = "pipeline.mode 'async' has no order of sums; use oac or sync"
+    elif config.nodes.dispatches or config.nodes.mode == "auto":
+        wrong = "parts are for nodes.mode sync; where batches are dispatched sums depend on who is first"
+    elif config.nodes.dense.kind != "allreduce":
+        wrong = f"nodes.dense.kind '{config.nodes.dense.kind}' has a replica for each trainer; use allreduce"
+    elif pick_device(config.device).type != "cpu":
+        wrong = "parts are summed in memory: they need device=cpu"
+    elif isinstance(config, CtrConfig) and config.keys.admit_after > 1:
+        wrong = "keys.admit_after counts a trainer's keys at once, not by part; use 1"
+    elif isinstance(config, CtrConfig) and any(each.pool_at == "shard" for each in config.data.multi_valued):
+        wrong = "a bag's partial sums depend on where its rows lie; use pool_at: trainer"
+    if wrong:
+        raise ConfigError(wrong, "nodes.parts")

@@ -12,24 +12,29 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from marius_oac import __version__
-from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, with_share
+from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, SlicedPlanner, with_share
 from marius_oac.data.prepare.splits import Split
 from marius_oac.models.compute.update import Update
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.sync_server import SyncServers
+from marius_oac.nodes.dense.tree_reduce import TreeReduce
 from marius_oac.nodes.gba.counts import dispatch_metrics
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.trainers import Crowd
+from marius_oac.nodes.parts.batch import PartPlanner
+from marius_oac.nodes.parts.blocks import parts_of
+from marius_oac.nodes.parts.norms import RunningStatistics
+from marius_oac.nodes.parts.step import PartedStep
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
-from marius_oac.nodes.shards.routed import RoutedPlanner
+from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
@@ -220,11 +225,14 @@ class ShardedTask(Task):
         dense = self._make_dense(source.sync)
         stack.callback(dense.stop)
         update = Update.elsewhere(dense, self.group.rank)
-        whole = self.make_step(device, threads, update)
+        whole, parts = self.make_step(device, threads, update), self.config.nodes.parts
         stack.callback(whole.close)
+        if parts is not None:
+            tree = cast(TreeReduce, dense)
+            whole = PartedStep(whole, tree.begin_batch, RunningStatistics(update.norms, tree.of_all_parts))
         step = self.speed_monitor.watch(whole, dense.waited, source.stopped, self.peers)
         planner = with_share(rows.planner(stack), self.share)
-        routed = RoutedPlanner(planner, rows.routed)
+        routed = RoutedPlanner(planner, rows.routed) if parts is None else self._part_planner(planner, parts)
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
         segments = ShardedSegments(
             self.config.nodes, self.group, self.peers, self.crowd, carriers, planner, routed, source, dense,
@@ -233,6 +241,12 @@ class ShardedTask(Task):
         self._built = _Built(dense, source, update)
         stores = [table.store for table in tables or ()]
         return Components(routed, stores, step, device, rows.readers(source), segments, source)
+
+    def _part_planner(self, planner: SlicedPlanner, parts: int) -> RoutedPlanner:
+        # Each part is read by itself: planners keep no more than one share of a block of a log.
+        planners = [with_share(planner, RankSlice(part, parts, dispatched=True)) for part in range(parts)]
+        own = parts_of(self.share.rank, self.share.count, parts)
+        return RoutedPlanner(PartPlanner(planners, own, parts, self.rows.gathered), lambda plan: cast(RoutedPlan, plan))
 
     def _told(self) -> dict[str, Any]:
         """What an elastic worker must know of the run, as plain values."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from marius_oac.data.batches.rank_slice import SlicedPlanner
 from marius_oac.nodes.shards.exchange import RemoteSource
-from marius_oac.nodes.shards.placement import Placement
+from marius_oac.nodes.shards.placement import Placement, Route
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.shards.values import ValueFormat
@@ -72,6 +72,13 @@ class SpreadRows(ABC):
     @abstractmethod
     def routed(self, plan: Any) -> RoutedPlan:
         """Returns the plan with the route to its rows."""
+
+    @abstractmethod
+    def gathered(
+        self, plans: Sequence[Any]
+    ) -> tuple[Sequence[Route], Sequence[np.ndarray], Sequence[Sequence[np.ndarray]]]:
+        """Returns the routes to all rows of some plans, of each table; these rows; and of each plan and table the
+        places of its rows among them, int64 [n]."""
 
     @abstractmethod
     def shards(self, plan: Any) -> list[np.ndarray]:

@@ -132,6 +132,20 @@ class KeyedRows(SpreadRows):
             tables.append(indices)
         return RoutedPlan.of(plan, routes, rows=rows, data=replace(plan.data, tables=tuple(tables)))
 
+    def gathered(self, plans: Sequence[LogPlan]) -> tuple[list[Route], list[np.ndarray], list[list[np.ndarray]]]:
+        """See `SpreadRows.gathered`; neither keys that are admitted late nor pooled bags."""
+        routes, found, places = [], [], [list[np.ndarray]() for _ in plans]
+        for table in range(len(self.tables)):
+            own = [plan.distinct[table].asked for plan in plans]
+            every = [np.concatenate(each) for each in zip(*own, strict=True)]
+            numbers, firsts = unique_keys(*every)
+            routes.append(route_keys(self.part.placement, *(each[firsts] for each in every)))
+            found.append(np.arange(firsts.size))
+            ends = np.cumsum([keys.size for _, keys, _ in own])[:-1]
+            for at, each, plan in zip(places, np.split(numbers, ends), plans, strict=True):
+                at.append(each[plan.rows[table]])
+        return routes, found, places
+
     def shards(self, plan: LogPlan) -> list[np.ndarray]:
         """See `SpreadRows.shards`."""
         found = []

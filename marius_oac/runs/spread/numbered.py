@@ -14,9 +14,10 @@ import numpy as np
 from marius_oac.config.sections import OptimizerConfig, StorageConfig
 from marius_oac.data.batches.rank_slice import SlicedPlanner
 from marius_oac.evaluation.scores import EntityReader
+from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
-from marius_oac.nodes.shards.placement import IdPlaces
+from marius_oac.nodes.shards.placement import IdPlaces, Route
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.shards.values import ValueFormat
@@ -91,6 +92,17 @@ class NumberedRows(SpreadRows):
     def routed(self, plan: Plan) -> RoutedPlan:
         """See `SpreadRows.routed`."""
         return RoutedPlan.of(plan, [self.places.route(rows) for rows in plan.rows])
+
+    def gathered(self, plans: Sequence[Plan]) -> tuple[list[Route], list[np.ndarray], list[list[np.ndarray]]]:
+        """See `SpreadRows.gathered`."""
+        found, places = [], [list[np.ndarray]() for _ in plans]
+        for table in range(len(self.layouts)):
+            own = [plan.rows[table] for plan in plans]
+            index = np.concatenate(own)
+            found.append(relabel(index, self.count).copy())
+            for at, each in zip(places, np.split(index, np.cumsum([rows.size for rows in own])[:-1]), strict=True):
+                at.append(each)
+        return [self.places.route(rows) for rows in found], found, places
 
     def shards(self, plan: Plan) -> list[np.ndarray]:
         """See `SpreadRows.shards`."""

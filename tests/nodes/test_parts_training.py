@@ -1,0 +1,44 @@
+"""Any number of trainers ends with the same bits of rows and dense parameters, with `nodes.parts`."""
+
+import pytest
+
+from benchmarks.nodes.trainers import train_together
+from tests.click_logs import ctr_config, small_log
+from tests.nodes.test_node_tasks import SAGE, labelled, links
+from tests.run_folders import slow
+
+__all__ = ["labelled"]
+pytestmark = pytest.mark.usefixtures("forked_programs", "all_code_is_known")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return small_log(tmp_path_factory.mktemp("log") / "log.parquet", rows=333)
+
+
+def on_any_number(config, counts, parts=8):
+    """What trainers find, `oac` with many in flight; all that is said of their bits is the same."""
+    found = [train_together(config.replace(f"nodes.parts={parts}", "pipeline.in_flight=8"), count) for count in counts]
+    for each in found:
+        assert each.digests == found[0].digests and each.replaced > 0
+        assert {**each.test, "seconds": 0} == {**found[0].test, "seconds": 0}
+    return found
+
+
+@pytest.mark.parametrize("counts, parts", [((1, 3), 8), slow((1, 2, 3, 4, 5, 6, 7, 8), 8), slow((1, 2, 3, 5, 6), 6)])
+def test_links(labelled, counts, parts):
+    base = links(labelled)
+    found = on_any_number(base, counts, parts)
+    off = train_together(base, counts[-1])
+    assert off.digests != found[0].digests
+
+
+@pytest.mark.slow
+def test_a_graph_encoder_with_dropout(labelled):
+    on_any_number(links(labelled, SAGE, "encoder.dropout=0.2", "encoder.embeddings=5"), (1, 2, 3, 4, 8))
+
+
+@pytest.mark.slow
+def test_clicks_with_batch_norm_and_dropout(log):
+    settings = ["model.batch_norm=true", "model.dropout=0.2", "training.epochs=1"]
+    on_any_number(ctr_config(log, *settings, test=log), (1, 2, 3, 4, 8))
