@@ -334,6 +334,10 @@ class CtrConfig(BaseConfig):
             raise ValueError("training.epochs: a progressive run passes over each file once")
         if self.training.early_stopping and not (self.evaluation.every and self.data.valid):
             raise ValueError("training.early_stopping: needs evaluation.every >= 1 and data.valid")
+        if self.nodes.parts is not None and self.keys.admit_after > 1:
+            raise ValueError("nodes.parts: keys.admit_after counts a trainer's keys at once, not by part; use 1")
+        if self.nodes.parts is not None and any(each.pool_at == "shard" for each in self.data.multi_valued):
+            raise ValueError("nodes.parts: a bag's partial sums depend on where its rows lie; use pool_at: trainer")
         names = {each.name for each in self.data.keyed()}
         if self.model.target is not None and self.model.target not in names:
             raise ValueError(f"model.target: '{self.model.target}' is no feature of the schema")

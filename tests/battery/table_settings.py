@@ -198,6 +198,7 @@ CASES = [
     setting("nodes-switch-descends", "nodes.switch=[{at: 9, mode: gba}, {at: 3, mode: sync}]", "`at` must ascend"),
     setting("nodes-dense-with-gba", "nodes={mode: gba, dense: {kind: kstep}}",
          "'kstep' is for mode sync; in the others dense parameters are served", "--set nodes.dense.kind"),
+    setting("nodes-parts-zero", "nodes.parts=0", "must be greater than 0, not 0"),
     setting("nodes-load-without-trainers", "nodes.load=[{factor: 2}]",
          "this key is required", "--set nodes.load.0.trainers"),
     setting("nodes-auto-margin", "nodes.auto.margin=-1", "must be greater than or equal to 0, not -1"),

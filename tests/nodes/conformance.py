@@ -57,6 +57,21 @@ def broadcasts(group):
     return found
 
 
+def exchanges(group):
+    """Member r sends member s as many floats as r + 1, and tells all others two."""
+    sent = [numbers(group.rank, group.rank + 1, seed=other) for other in range(group.size)]
+    received = [torch.empty(rank + 1) for rank in range(group.size)]
+    before = group.bytes_sent
+    group.all_to_all(sent, received)
+    assert group.bytes_sent - before == 4 * (group.rank + 1) * (group.size - 1)
+    for rank, tensor in enumerate(received):
+        assert torch.equal(tensor, numbers(rank, rank + 1, seed=group.rank))
+    every = [torch.empty(2) for _ in range(group.size)]
+    group.all_gather(numbers(group.rank, 2), every)
+    assert group.bytes_sent - before == 4 * (group.rank + 3) * (group.size - 1)
+    return [hexed(each) for each in every]
+
+
 def gathers(group):
     value = {"rank": group.rank, "texts": ["ä" * group.rank, None, True], "number": 0.1, "large": 2**60}
     return [group.gather(value), group.gather(group.rank), group.gather(""), group.rank]

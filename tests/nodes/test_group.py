@@ -13,6 +13,7 @@ from marius_oac.nodes.groups.contract import ring_bytes
 from marius_oac.nodes.groups.heartbeat import SLOTS
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.torch_group import TorchGroup, _Shared
+from tests.nodes import conformance
 from tests.nodes.worlds import ProcessWorld, ThreadWorld, together
 
 KINDS = {"threads": ThreadWorld, "processes": ProcessWorld}
@@ -44,6 +45,11 @@ def test_a_broadcast_is_the_root_s_tensor(world):
     from tests.nodes.conformance import hexed, numbers
 
     assert world.play("broadcasts") == [[hexed(numbers(root, 5)) for root in range(world.size)]] * world.size
+
+
+def test_everybody_gets_what_each_sends_it(world):
+    expected = [conformance.hexed(conformance.numbers(rank, 2)) for rank in range(len(world.play("exchanges")))]
+    assert all(found == expected for found in world.play("exchanges"))
 
 
 def test_everybody_gathers_plain_values_by_rank(world):

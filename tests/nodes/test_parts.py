@@ -70,14 +70,14 @@ def by_trainers(rows, gradients, shares, parts, trainers, count):
             own=tuple(OnePart(part, BatchData(share=shares[part]), [rows[part]]) for part in own),
             blocks=blocks_of(parts_of(trainer, trainers, parts), parts),
         )
-        sums = block_sums(data, [[gradients[part]] for part in own], [count]) if own else []
+        sums = block_sums(data, [[gradients[part]] for part in own], [(count, DIMENSION)]) if own else []
         pushed += [
             (block.start, np.flatnonzero(each.tables[0][0]), each.tables[0][1][each.tables[0][0]])
             for block, each in zip(data.blocks, sums, strict=False)
         ]
     pushed = [each for each in pushed if each[1].size]
     slots, index, values = zip(*pushed, strict=True) if pushed else ((), (), ())
-    return tree_sum(slots, index, values, [1.0] * len(slots), count)
+    return tree_sum(slots, index, values, [1.0] * len(slots), count, DIMENSION)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 6))
@@ -215,6 +215,7 @@ CLICKS = {
 def test_what_depends_on_trainers_is_refused(kind, tree, overrides, trainers, said):
     with pytest.raises(ConfigError, match=said) as caught:
         check_config(kind.build(tree, ["nodes.parts=8", *overrides]), trainers)
+    assert "nodes.parts" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

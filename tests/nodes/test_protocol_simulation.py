@@ -88,11 +88,11 @@ class Trainer:
                 assert isinstance(other, Applied)
 
 
-def simulate(batches, shards, shares, ahead, choose, make_trainer=Trainer, tables=None):
+def simulate(batches, shards, shares, ahead, choose, make_trainer=Trainer, tables=None, parts=None):
     """Runs to the end; `choose` picks one of the things that can happen next. Returns the shards' stores."""
     tables = tables or [NumberedTable(store(node), OPTIMIZER) for node in range(shards)]
     stores = [table.store for table in tables]
-    nodes = [Shard([each], len(batches)) for each in tables]
+    nodes = [Shard([each], len(batches), parts=parts) for each in tables]
     trainers = [make_trainer(rank, mine, shards, ahead) for rank, mine in enumerate(batches)]
     up = {(rank, shard): deque() for rank in range(len(batches)) for shard in range(shards)}
     down = {connection: deque() for connection in up}

@@ -88,6 +88,7 @@ def tree_sum(
     gradients: Sequence[np.ndarray],
     shares: Sequence[float],
     count: int,
+    dimension: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sums of share * gradient by row, in a binary tree over slots: 0 and 1, 2 and 3; these two; and so on.
 
@@ -97,13 +98,12 @@ def tree_sum(
     Args:
         slots: of each, ascending.
         index: int64 [n_s], rows of each slot. gradients: float32 [n_s, D]. shares: of each.
-        count: rows are below it.
+        count: rows are below it. dimension: D.
 
     Returns:
         Whether each row has a sum, bool [count], and the sums, float32 [count, D], of which others are undefined.
     """
     waiting: list[tuple[int, int, np.ndarray, np.ndarray]] = []  # first slot and slots of a block, and its sums
-    dimension = gradients[0].shape[1] if gradients else 0
     for slot, rows, gradient, share in zip(slots, index, gradients, shares, strict=True):
         while waiting and waiting[-1][0] // (2 * waiting[-1][1]) != slot // (2 * waiting[-1][1]):
             _grow(waiting)
@@ -116,7 +116,9 @@ def tree_sum(
         waiting.append((slot, 1, begun, total))
     while len(waiting) > 1:
         _grow(waiting)
-    return (waiting[0][2], waiting[0][3]) if waiting else (np.zeros(count, np.bool_), np.empty((count, 0), np.float32))
+    if not waiting:
+        return np.zeros(count, np.bool_), np.empty((count, dimension), np.float32)
+    return waiting[0][2], waiting[0][3]
 
 
 def _grow(waiting: list[tuple[int, int, np.ndarray, np.ndarray]]) -> None:

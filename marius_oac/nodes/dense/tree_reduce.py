@@ -107,5 +107,5 @@ def _tree(gradients: Sequence[tuple[int, np.ndarray]]) -> np.ndarray | None:
         return None
     values = [np.ascontiguousarray(each).reshape(1, -1) for _, each in gradients]
     slots = [slot for slot, _ in gradients]
-    _, total = kernels.tree_sum(slots, [_ROW] * len(slots), values, [1.0] * len(slots), 1)
+    _, total = kernels.tree_sum(slots, [_ROW] * len(slots), values, [1.0] * len(slots), 1, values[0].shape[1])
     return total.reshape(-1)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from marius_oac.kernels.cpu import shards as kernels
-from marius_oac.nodes.parts.blocks import blocks_of
-from marius_oac.nodes.shards.placement import Route
-from marius_oac.nodes.shards.routed import RoutedPlan
-from marius_oac.types import BatchData, Plan, Planner
+from marius_oac.types import BatchData
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,69 +50,24 @@ class PartedBatch(BatchData):
         return len(self.blocks) == 1 and len(self.blocks[0]) == 1
 
 
-Gather = Callable[[Sequence[Any]], tuple[Sequence[Route], Sequence[np.ndarray], Sequence[Sequence[np.ndarray]]]]
-"""Returns the routes to all rows of some plans, these rows, and of each plan and table their places among them."""
-
-
-class PartPlanner:
-    """A `types.Planner` of a trainer's parts of every batch, with the routes of their rows.
-
-    Args:
-        planners: one for each part, by number.
-        parts: this trainer's.
-        every: number of all parts.
-        gather: of the task's rows.
-    """
-
-    def __init__(self, planners: Sequence[Planner], parts: range, every: int, gather: Gather):
-        self._planners, self._parts, self._gather = [planners[part] for part in parts], parts, gather
-        self._blocks = blocks_of(parts, every)
-        self.tables = planners[0].tables
-
-    def plan(self, batch_index: int) -> Plan[Any]:
-        """See `Planner.plan`."""
-        plans = [planner.plan(batch_index) for planner in self._planners]
-        made = [(part, plan) for part, plan in zip(self._parts, plans, strict=True) if plan.data.share]
-        made = made or [(self._parts[0], plans[0])]
-        routes, rows, places = self._gather([plan for _, plan in made])
-        own = tuple(
-            OnePart(part, replace(plan.data, part=(batch_index, part)), index)
-            for (part, plan), index in zip(made, places, strict=True)
-        )
-        share = made[0][1].data.share
-        data = PartedBatch(
-            epoch=plans[0].data.epoch, share=share if len(self._parts) == 1 else float(share > 0), own=own,
-            blocks=self._blocks,
-        )  # fmt: skip
-        return RoutedPlan(batch_index, rows, data, sum(plan.examples for _, plan in made), routes)
-
-    def assign_rows(self, plan: Plan[Any]) -> Plan[Any]:
-        """See `Planner.assign_rows`; shards assign rows."""
-        return plan
-
-
-def block_sums(data: PartedBatch, gradients: Sequence[Sequence[np.ndarray]], counts: Sequence[int]) -> list[BlockSums]:
+def block_sums(
+    data: PartedBatch, gradients: Sequence[Sequence[np.ndarray]], tables: Sequence[tuple[int, int]]
+) -> list[BlockSums]:
     """Returns the sums of each block of a batch.
 
     Args:
         gradients: of each part of `data.own` and each table, float32 [n, D].
-        counts: rows pulled, of each table.
+        tables: of each, the rows pulled and D.
     """
     found = []
     for block in data.blocks:
         chosen = [at for at, part in enumerate(data.own) if part.number in block and part.data.share]
         slots, shares = [data.own[at].number for at in chosen], [data.own[at].data.share for at in chosen]
-        tables = [
-            kernels.tree_sum(
-                slots,
-                [data.own[at].index[table] for at in chosen],
-                [gradients[at][table] for at in chosen],
-                shares,
-                count,
-            )
-            for table, count in enumerate(counts)
-        ]
-        found.append(BlockSums(tables))
+        sums = []
+        for table, shape in enumerate(tables):
+            index = [data.own[at].index[table] for at in chosen]
+            sums.append(kernels.tree_sum(slots, index, [gradients[at][table] for at in chosen], shares, *shape))
+        found.append(BlockSums(sums))
     return found
 
 

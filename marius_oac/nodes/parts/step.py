@@ -53,7 +53,7 @@ class PartedStep:
         if not total:  # an example of another trainer's
             return loss
         sound = [bool(is_sound(each, each.shape[1], math.inf)) for values in found for each in values]
-        sums = block_sums(data, found, [len(table) for table in rows])
+        sums = block_sums(data, found, [table.shape for table in rows])
         if len(sums) == 1:
             for table, (_, gradients) in zip(rows, sums[0].tables, strict=True):
                 table[:] = gradients

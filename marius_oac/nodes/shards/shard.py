@@ -290,7 +290,7 @@ class Shard:
             index = np.split(union, np.cumsum([each.size for each in of_block])[:-1])
             found = relabel(union, table.store.capacity).copy()
             gradients = [sums[number][1] for _, _, sums, _ in chosen]
-            _, total = kernels.tree_sum(slots, index, gradients, shares, found.size)
+            _, total = kernels.tree_sum(slots, index, gradients, shares, found.size, table.dimension)
             table.apply(found, total, timestamp, pushes[0].message.factor)
 
     def _synchronise(self, peer: int, message: messages.Sync, sync: SyncServer) -> list[Out]:

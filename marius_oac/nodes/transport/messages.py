@@ -208,7 +208,8 @@ class Rows(OfBatch, kind=Kind.ROWS):
 
 class Push(OfBatch, kind=Kind.PUSH):
     """A trainer's gradients of each table, float32 [n, D], in the order of the pull; where batches are dispatched with
-    their token, and then those of the dense parameters, and their epoch.
+    their token, and then those of the dense parameters, and their epoch. Of several blocks of virtual parts: of each
+    table bits, which rows each block has, and their gradients (`parts.batch.frames_of`).
 
     Attributes:
         share: the trainer's part of the batch.

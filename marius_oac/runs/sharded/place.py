@@ -6,7 +6,6 @@ import json
 
 import torch
 
-from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.nodes.groups.contract import Group
@@ -99,9 +98,5 @@ def _check_parts(config: TaskConfig, parts: int, trainers: int) -> None:
         wrong = f"nodes.dense.kind '{config.nodes.dense.kind}' has a replica for each trainer; use allreduce"
     elif pick_device(config.device).type != "cpu":
         wrong = "parts are summed in memory: they need device=cpu"
-    elif isinstance(config, CtrConfig) and config.keys.admit_after > 1:
-        wrong = "keys.admit_after counts a trainer's keys at once, not by part; use 1"
-    elif isinstance(config, CtrConfig) and any(each.pool_at == "shard" for each in config.data.multi_valued):
-        wrong = "a bag's partial sums depend on where its rows lie; use pool_at: trainer"
     if wrong:
         raise ConfigError(wrong, "nodes.parts")

@@ -27,12 +27,12 @@ from marius_oac.nodes.dense.tree_reduce import TreeReduce
 from marius_oac.nodes.gba.counts import dispatch_metrics
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.trainers import Crowd
-from marius_oac.nodes.parts.batch import PartPlanner
 from marius_oac.nodes.parts.blocks import parts_of
 from marius_oac.nodes.parts.norms import RunningStatistics
 from marius_oac.nodes.parts.step import PartedStep
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even
+from marius_oac.nodes.shards.part_planner import PartPlanner
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
 from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
 from marius_oac.nodes.shards.table import ShardTable
