@@ -205,9 +205,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> None:
-    from marius_oac.config.reference import topics
+    from marius_oac.config.reference import as_json_schema, as_text
 
-    answer("\n".join(f"{topic.title}{topic.scope}\n\n{topic.table}\n" for topic in topics()))
+    answer((as_json_schema if args.format == "json-schema" else as_text)(args.section))
 
 
 def _datasets(args: argparse.Namespace) -> None:
@@ -245,7 +245,7 @@ def _parser() -> Parser:
     add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
     add_init(command("init", _init, "Write a config to start from, for a click log or a graph of your own."))
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
-    command("config", _config, "List every key of the config and of nodes.yaml: default and meaning.")
+    _add_config(command("config", _config, "List every key of the config and of nodes.yaml: default and meaning."))
     _add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
     _add_check(command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not."))
     training = command(
@@ -273,6 +273,13 @@ def _parser() -> Parser:
     verifying.add_argument("run", type=Path, help="folder of the run")
     _add_opening(commands.choices)
     return parser
+
+
+def _add_config(parser: Parser) -> None:
+    parser.add_argument("section", nargs="?", metavar="KEY", help="a key, a section such as training, or nodes.yaml")
+    parser.add_argument(
+        "--format", choices=("text", "json-schema"), default="text", help="json-schema: for editors (default: text)"
+    )
 
 
 def _add_check(parser: Parser) -> None:

@@ -9,6 +9,11 @@ KINDS = {"ctr": False, "graph": True}
 """Values of `init --task`: is it a graph, and not a click log?"""
 
 
+def _delimiter(text: str) -> str:
+    """A delimiter as it is typed: a shell leaves `\\t` as two characters."""
+    return "\t" if text == r"\t" else text
+
+
 def add_prepare(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `marius-oac prepare`."""
     parser.add_argument(
@@ -35,7 +40,7 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="whether the first line holds column names (default: guessed, with a message)",
     )
-    parser.add_argument("--delimiter", help="of text files (default: by suffix)")
+    parser.add_argument("--delimiter", type=_delimiter, help="of text files, '\\t' is a tab (default: by suffix)")
     parser.add_argument("--comment", default="#", help="lines that begin with it are skipped (default: #)")
     for split in ("valid", "test"):
         parser.add_argument(f"--{split}-fraction", type=float, help="share of a single file (default: 0.05)")
@@ -59,7 +64,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--positive", action="append", default=[], metavar="VALUE", help="a label that means 1 (default: a guess)"
     )
-    parser.add_argument("--delimiter", help="of text files (default: guessed)")
+    parser.add_argument("--delimiter", type=_delimiter, help="of text files, '\\t' is a tab (default: guessed)")
     parser.add_argument(
         "--split",
         type=Path,

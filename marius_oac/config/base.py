@@ -52,7 +52,9 @@ class BaseConfig(Section):
         description="Threads that compute on the CPU; 0: one per core, divided among the run's trainers there. Same "
         "bits for any number.",
     )
-    binding: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = Field(
+    binding: Annotated[
+        Literal["auto", "off"], BeforeValidator(_off, json_schema_input_type=Literal["auto", "off", False])
+    ] = Field(
         "auto",
         description="auto: put threads and tables next to the devices that they serve; does nothing on one NUMA node. "
         "off: leave them alone.",

@@ -51,6 +51,9 @@ def _numbers(value: Any) -> Any:
     return list(range(value)) if short else value
 
 
+Weight = Annotated[
+    float, BeforeValidator(_weight, json_schema_input_type=bool | float), Field(ge=0, allow_inf_nan=False)
+]
 Port = Annotated[int, Field(ge=1024, le=65535, strict=True)]
 
 
@@ -78,13 +81,14 @@ class NodeConfig(Section):
         None, description="Space for rows on disk, with their copies in checkpoints; default: what is free."
     )
     path: Files = Field((), description="Folders for rows on disk, in place of the config's storage.path.")
-    gpus: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers)] | None = Field(
-        None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device."
-    )
+    gpus: (
+        Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers, json_schema_input_type=int | tuple[int, ...])]
+        | None
+    ) = Field(None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device.")
     trainers: NonNegativeInt = Field(
         1, description="Processes that train. 0: one process that only serves rows and dense parameters."
     )
-    shards: Annotated[float, BeforeValidator(_weight), Field(ge=0, allow_inf_nan=False)] = Field(
+    shards: Weight = Field(
         True, validate_default=True,
         description="Whether the node carries rows: true, false, or its weight beside the other nodes, such as 2.",
     )  # fmt: skip

@@ -140,6 +140,9 @@ class NumericConfig(Section):
         return self
 
 
+_Texts = Name | Number | tuple[Name | Number, ...]
+
+
 def _texts(value: Any) -> Any:
     """Values of a label as texts; YAML takes a bare `yes` for true, and which text was meant is lost then."""
     values = value if isinstance(value, list | tuple) else [value]
@@ -152,7 +155,9 @@ class LabelConfig(Section):
     """The column of labels."""
 
     column: Name = Field(description="The column.")
-    positive: Annotated[tuple[Name, ...], BeforeValidator(_texts), Field(min_length=1)] | None = Field(
+    positive: (
+        Annotated[tuple[Name, ...], BeforeValidator(_texts, json_schema_input_type=_Texts), Field(min_length=1)] | None
+    ) = Field(
         None,
         description="The value, or values, that mean 1; all others mean 0. Default: 1, true, t, yes and y mean 1, 0, "
         "false, f, no and n mean 0, whatever the case.",
@@ -165,11 +170,11 @@ def _column(value: Any) -> Any:
 
 
 _FEATURES = ("numeric", "categorical", "multi_valued", "sequences")
-Label = Annotated[LabelConfig, BeforeValidator(_column)]
-Numeric = Annotated[NumericConfig, BeforeValidator(_named)]
-Categorical = Annotated[CategoricalConfig, BeforeValidator(_named)]
-Bag = Annotated[BagConfig, BeforeValidator(_named)]
-Sequence = Annotated[SequenceConfig, BeforeValidator(_named)]
+Label = Annotated[LabelConfig, BeforeValidator(_column, json_schema_input_type=Name | LabelConfig)]
+Numeric = Annotated[NumericConfig, BeforeValidator(_named, json_schema_input_type=Name | NumericConfig)]
+Categorical = Annotated[CategoricalConfig, BeforeValidator(_named, json_schema_input_type=Name | CategoricalConfig)]
+Bag = Annotated[BagConfig, BeforeValidator(_named, json_schema_input_type=Name | BagConfig)]
+Sequence = Annotated[SequenceConfig, BeforeValidator(_named, json_schema_input_type=Name | SequenceConfig)]
 
 
 class LogConfig(Section):

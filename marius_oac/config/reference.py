@@ -6,18 +6,23 @@ field's description is its help text.
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from marius_oac.config.cluster import ClusterConfig
 from marius_oac.config.errors import fields
 from marius_oac.config.link_prediction import Config
+from marius_oac.config.task import TaskConfig
+from marius_oac.errors import InputError
 
+NODES = "nodes.yaml"
 TASKS = ("graph", "node_classification", "ctr")
 _GRAPH, _CLASSES, _CTR = ((task,) for task in TASKS)
 _ENCODED = (*_GRAPH, *_CLASSES)
@@ -62,13 +67,53 @@ class Topic(NamedTuple):
         return " (every task)" if self.tasks == TASKS else f" (task: {', '.join(self.tasks)})" if self.tasks else ""
 
 
-def topics() -> Iterator[Topic]:
-    """All tables, in the order of the page; a key that several tasks share is in one of them."""
+def topics(section: str | None = None) -> Iterator[Topic]:
+    """All tables, in the order of the page; a key that several tasks share is in one of them.
+
+    Args:
+        section: only this key or section of a configuration, or `nodes.yaml`; the tables that have none of it are left
+            out.
+    """
     for title, tasks, patterns in TOPICS:
-        found = fields(Config.of_task(tasks[0]))
+        found = [each for each in fields(Config.of_task(tasks[0])) if section is None or _within(each[0], section)]
         chosen = [(path, field) for path, field in found if any(fnmatchcase(path, each) for each in patterns)]
-        yield Topic(title, tasks, _table(chosen))
-    yield Topic("Keys of nodes.yaml", (), _table(fields(ClusterConfig)))
+        if chosen:
+            yield Topic(title, tasks, _table(chosen))
+    if section in (None, NODES):
+        yield Topic(f"Keys of {NODES}", (), _table(fields(ClusterConfig)))
+
+
+def as_text(section: str | None = None) -> str:
+    """The tables as `marius-oac config` prints them.
+
+    Raises:
+        InputError: there is no such key or section.
+    """
+    found = [f"{topic.title}{topic.scope}\n\n{topic.table}\n" for topic in topics(section)]
+    if not found:
+        known = dict.fromkeys(path for task in TASKS for path, _ in fields(Config.of_task(task)))
+        sections = dict.fromkeys(path.rpartition(".")[0] for path in known)
+        near = difflib.get_close_matches(section or "", [*known, *sections, NODES], n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise InputError(f"there is no such key or section{hint}", section)
+    return "\n".join(found)
+
+
+def as_json_schema(section: str | None = None) -> str:
+    """The JSON schema of a configuration of any task, or of nodes.yaml; editors complete and check keys by it.
+
+    Raises:
+        InputError: `section` is something else.
+    """
+    if section not in (None, NODES):
+        raise InputError(f"a JSON schema is of the whole configuration, or of {NODES}", section)
+    kind: Any = ClusterConfig if section else TaskConfig
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **TypeAdapter(kind).json_schema()}
+    return json.dumps(schema, indent=2)
+
+
+def _within(path: str, section: str) -> bool:
+    return path == section or path.startswith((f"{section}.", f"{section}["))
 
 
 def rows_of(model: type[BaseModel]) -> dict[str, str]:

@@ -42,7 +42,7 @@ Fraction = Annotated[Number, Field(ge=0, le=1)]
 Beta = Annotated[Number, Field(ge=0, lt=1)]
 Bool = Annotated[bool, Field(strict=True)]
 Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
-Bytes = Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0, le=_LARGEST)]
+Bytes = Annotated[ByteSize, BeforeValidator(no_bool, json_schema_input_type=int | Name), Field(gt=0, le=_LARGEST)]
 
 
 def listed(value: Any) -> Any:
@@ -50,7 +50,7 @@ def listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Files = Annotated[tuple[Name, ...], BeforeValidator(listed), FILE]
+Files = Annotated[tuple[Name, ...], BeforeValidator(listed, json_schema_input_type=Name | tuple[Name, ...]), FILE]
 
 _MEASURED = ("mrr", "mean_rank", "heads", "tails", "accuracy", "log_loss", "macro_f1")
 
@@ -73,7 +73,10 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 OwnMetrics = Annotated[
-    tuple[Annotated[str, BeforeValidator(_own)], ...], BeforeValidator(listed), AfterValidator(_distinct), MODULE
+    tuple[Annotated[str, BeforeValidator(_own)], ...],
+    BeforeValidator(listed, json_schema_input_type=Name | tuple[Name, ...]),
+    AfterValidator(_distinct),
+    MODULE,
 ]
 """FILE.py:NAME of functions, which are reported by NAME."""
 
@@ -169,7 +172,9 @@ class PipelineConfig(Section):
     most_in_flight: AtOnce = Field(
         16, description="in_flight auto: no more than that; a run lowers it where memory is short."
     )
-    workers: Annotated[WorkersConfig, BeforeValidator(_all_auto)] = WorkersConfig()
+    workers: Annotated[WorkersConfig, BeforeValidator(_all_auto, json_schema_input_type=Auto | WorkersConfig)] = (
+        WorkersConfig()
+    )
     link: LinkConfig | None = Field(None, description="Emulate a link to the device (for measurements on a CPU).")
 
     @property

@@ -1,9 +1,12 @@
 """The docs say what the code does."""
 
+import json
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from marius_oac.cli.commands import main
 from marius_oac.config.cluster import ClusterConfig
@@ -64,6 +67,45 @@ def test_the_command_prints_the_tables_in_the_order_of_the_page(capsys):
     printed = capsys.readouterr().out
     assert printed == "\n".join(f"{topic.title}{topic.scope}\n\n{topic.table}\n" for topic in topics()) + "\n"
     assert "\nBatches in flight (every task)\n" in printed and "\nKeys of nodes.yaml\n" in printed
+
+
+def test_the_command_prints_a_section(capsys):
+    assert main(["config", "training.loss"]) == 0
+    title, table, *others = capsys.readouterr().out.strip().split("\n\n")
+    assert title == "Batches, negatives and loss (task: graph)" and not others
+    keys = [line.split("`")[1] for line in table.splitlines()[2:]]
+    assert keys == ["training.loss.kind", "training.loss.margin", "training.loss.temperature"]
+    assert main(["config", "seed"]) == 0
+    assert "`seed`" in capsys.readouterr().out
+    assert main(["config", "nodes.yaml"]) == 0
+    assert capsys.readouterr().out.startswith("Keys of nodes.yaml\n")
+
+
+@pytest.mark.parametrize(("asked", "says"), [
+    (["trainig.loss"], "trainig.loss: there is no such key or section; did you mean 'training.loss'?"),
+    (["training.los"], "did you mean 'training.loss'?"),
+    (["^"], "^: there is no such key or section\n"),
+    (["training", "--format", "json-schema"], "training: a JSON schema is of the whole configuration, or of nodes"),
+])  # fmt: skip
+def test_a_section_that_is_not_there_is_a_line(capsys, asked, says):
+    assert main(["config", *asked]) == 2
+    out, err = capsys.readouterr()
+    assert not out and says in err and err.count("\n") == 1
+
+
+def test_editors_get_a_schema_that_the_examples_fit(capsys):
+    assert main(["config", "--format", "json-schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    for path in sorted((ROOT / "examples").rglob("*.yaml")):
+        if not path.name.endswith("_nodes.yaml"):
+            validator.validate(yaml.safe_load(path.read_text("utf-8")))
+    wrong = {"data": {"path": "codex-s"}}, {"task": "ctr", "data": {"train": "a.csv"}, "model": {"netwrk": "fm"}}
+    assert validator.is_valid(wrong[0]) and not validator.is_valid(wrong[1])
+    assert main(["config", "nodes.yaml", "--format", "json-schema"]) == 0
+    nodes = jsonschema.Draft202012Validator(json.loads(capsys.readouterr().out))
+    assert nodes.is_valid({"nodes": [{"address": "10.0.0.1"}]}) and not nodes.is_valid({"nodes": 3})
 
 
 def test_examples_are_valid_configs():
