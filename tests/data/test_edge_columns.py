@@ -105,3 +105,10 @@ def test_rules():
     assert not hold_names(["x", "r", "7"], [["1", "a", "2"]]) and not hold_names(["x", "y"], [["1", "a"]])
     assert roles(["source", "target", "friendship"]) == [0, 2, 1] and roles(["a", "b"]) is None
     assert roles(["user", "item", "rating"]) == [0, 1] and roles(["from", "to", "source"]) is None
+
+
+def test_a_tab_may_be_typed_as_two_characters(command, tmp_path):
+    (tmp_path / "g.txt").write_text("".join(f"a b{i}\tis in\tc, {i % 3}\n" for i in range(40)))
+    asked = ("--columns", "0,1,2", "--no-header", "--test-fraction", "0.1")
+    code, out, _ = command("prepare", tmp_path / "g.txt", "--out", tmp_path / "graph", "--delimiter", r"\t", *asked)
+    assert code == 0 and ", 1 relations" in out[0]

@@ -11,7 +11,7 @@ import yaml
 from marius_oac.cli.commands import main
 from marius_oac.config.cluster import ClusterConfig
 from marius_oac.config.link_prediction import Config
-from marius_oac.config.reference import TASKS, rows_of, topics
+from marius_oac.config.reference import TASKS, as_json_schema, rows_of, topics
 from tests.layers import LAYERS
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +106,25 @@ def test_editors_get_a_schema_that_the_examples_fit(capsys):
     assert main(["config", "nodes.yaml", "--format", "json-schema"]) == 0
     nodes = jsonschema.Draft202012Validator(json.loads(capsys.readouterr().out))
     assert nodes.is_valid({"nodes": [{"address": "10.0.0.1"}]}) and not nodes.is_valid({"nodes": 3})
+
+
+LOG = {"train": "a.csv", "label": {"column": "y", "positive": 1}, "numeric": [{"name": "n"}], "categorical": ["c"],
+       "multi_valued": ["tags"], "sequences": ["history"]}  # fmt: skip
+SHORT = [
+    {"data": {"path": "a"}, "binding": False, "pipeline": {"workers": "auto"}, "storage": {"memory": "4GiB"}},
+    {"data": {"path": "a"}, "evaluation": {"metrics": "mine.py:metric"}, "pipeline": {"workers": {"plan": 2}}},
+    {"task": "ctr", "data": LOG, "model": {"network": "fm"}},
+    {"nodes": [{"address": "a", "gpus": 2, "trainers": 2, "memory": "1GiB", "path": "/a", "shards": 0.5}]},
+    {"nodes": [{"address": "a", "gpus": [0], "memory": 10**9, "path": ["/a", "/b"], "shards": True}]},
+]
+
+
+@pytest.mark.parametrize("tree", SHORT, ids=str)
+def test_a_schema_has_the_short_forms(tree):
+    kind = ClusterConfig if "nodes" in tree else Config.of_task(tree.get("task"))
+    kind.model_validate(tree)
+    schema = json.loads(as_json_schema("nodes.yaml" if kind is ClusterConfig else None))
+    jsonschema.Draft202012Validator(schema).validate(tree)
 
 
 def test_examples_are_valid_configs():
