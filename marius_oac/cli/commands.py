@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from marius_oac import __version__
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
+from marius_oac.cli.machine_arguments import add_check, add_config, add_topology
 from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.runtime.command import check_present_folder, check_system, end_at_once, run_command
@@ -245,9 +246,9 @@ def _parser() -> Parser:
     add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
     add_init(command("init", _init, "Write a config to start from, for a click log or a graph of your own."))
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
-    _add_config(command("config", _config, "List every key of the config and of nodes.yaml: default and meaning."))
-    _add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
-    _add_check(command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not."))
+    add_config(command("config", _config, "List every key of the config and of nodes.yaml: default and meaning."))
+    add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
+    add_check(command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not."))
     training = command(
         "train", _train, "Train a graph's embeddings, classes of its nodes, or a model of clicks; evaluate."
     )
@@ -273,20 +274,6 @@ def _parser() -> Parser:
     verifying.add_argument("run", type=Path, help="folder of the run")
     _add_opening(commands.choices)
     return parser
-
-
-def _add_config(parser: Parser) -> None:
-    parser.add_argument("section", nargs="?", metavar="KEY", help="a key, a section such as training, or nodes.yaml")
-    parser.add_argument(
-        "--format", choices=("text", "json-schema"), default="text", help="json-schema: for editors (default: text)"
-    )
-
-
-def _add_check(parser: Parser) -> None:
-    parser.add_argument("action", choices=("check",), help="reach each, compare versions and clocks, measure links")
-    described = parser.add_mutually_exclusive_group(required=True)
-    described.add_argument("file", type=Path, nargs="?", help="a nodes.yaml, one entry for each node")
-    described.add_argument("--local-nodes", type=int, metavar="N", help="N nodes on this machine")
 
 
 def _add_training(training: Parser, resuming: Parser) -> None:
@@ -337,24 +324,6 @@ def _add_nodes(parser: Parser) -> None:
     several.add_argument("--local-nodes", type=int, metavar="N", help="on N nodes on this machine, to try it")
     parser.add_argument("--node", metavar="NAME", help="with --nodes: start, or be, this node alone")
     parser.add_argument("--dry-run", action="store_true", help="print the commands that start the nodes")
-
-
-def _add_topology(parser: Parser) -> None:
-    parser.add_argument(
-        "--path",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a folder of the disk tier, or a /dev/DISK; repeatable",
-    )
-    parser.add_argument("--device", default="auto", help="of the run: auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument(
-        "--trainers", type=int, metavar="N", help="N trainers of a run over nodes here, each with a GPU of its own"
-    )
-    parser.add_argument(
-        "--sysfs", type=Path, default=Path("/sys"), metavar="DIR", help="a copy of another machine's /sys"
-    )
-    parser.add_argument("--json", action="store_true", help="everything, for programs")
 
 
 def _name(text: str) -> str:
