@@ -4,6 +4,8 @@ with RANK and WORLD_SIZE set. Each scenario's result is put into FOLDER/SCENARIO
 import contextlib
 import faulthandler
 import os
+import re
+import signal
 import sys
 from datetime import timedelta
 
@@ -128,6 +130,21 @@ def told(lines):
         lines.append(f"{type(error).__name__}: {error}")
 
 
+def kill_at_rename(when):
+    """Kills this process where a checkpoint gets its name, `before` or `after` that, or where one loses it."""
+    rename = os.rename
+
+    def renamed(old, new):
+        gets, loses = (re.fullmatch("[0-9]{10}", os.path.basename(each)) for each in (new, old))
+        if (gets and when == "before") or (loses and when == "removing"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(old, new)
+        if gets and when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.rename = renamed
+
+
 class Scenarios:
     """Each method is one, called in every process."""
 
@@ -191,6 +208,35 @@ class Scenarios:
             for batch in engine.batches(mine(training, self.group)):
                 training.train(batch)
             return [found, training.result(), sorted(os.listdir(folder)), len(training.items.table)]
+
+    def _killed(self, when):
+        """Saved twice, and rank 1 is killed within the second time."""
+        training = Training(self.group)
+        with training.engine as engine:
+            for number, batch in enumerate(engine.batches(mine(training, self.group))):
+                training.train(batch)
+                if number in (3, 7):
+                    if number == 7 and self.rank == 1:
+                        kill_at_rename(when)
+                    engine.save(os.path.join(self.folder, "killed"), keep=1)
+
+    def killed_before(self):
+        self._killed("before")
+
+    def killed_after(self):
+        self._killed("after")
+
+    def killed_removing(self):
+        self._killed("removing")
+
+    def after_the_kill(self):
+        training, trained = Training(self.group), 0
+        with training.engine as engine:
+            assert engine.load(os.path.join(self.folder, "killed"))
+            for batch in engine.batches(mine(training, self.group)):
+                training.train(batch)
+                trained += 1
+            return [trained, *training.result()]
 
     def resharded(self):
         """Saved by some processes, and gone on with by others; at last one checkpoint of all that are there."""

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import marius_oac.torch as mt
+from marius_oac.errors import CheckpointError
+from marius_oac.training.own_loop.shared_checkpoints import _newest_whole
 from tests.training.own_loop.processes import ranks
 from tests.training.own_loop.processes.ranks import Training, batches, concatenated
 from tests.training.own_loop.processes.spawned import ended, results, spawn
@@ -195,6 +197,45 @@ def test_other_numbers_of_processes_go_on_with_rows_and_their_state(tmp_path):
             [f"{4 * place + end:010d}" for end in (2, 4)],
         )
         assert every[0][-1] == (newest if size == 1 else parts), "none of another number is left"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("when", "left"), [("before", 8), ("after", 4), ("removing", 4)])
+def test_a_process_killed_while_all_save_leaves_a_checkpoint_that_is_whole(tmp_path, when, left):
+    (code, text), (killed, _) = ended(spawn(tmp_path, f"killed_{when}"))
+    assert killed == -signal.SIGKILL and code == 1, text
+    (tmp_path / "rendezvous").unlink()
+    wanted = concatenated(2)
+    for trained, *result in results(tmp_path, "after_the_kill")["after_the_kill"]:
+        assert trained == left and near(result, wanted)
+
+
+OF_TWO = "of 2 has no part of any checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [
+        ({}, None),
+        ({2: {0: ["4"], 1: ["4", "8"]}}, ("4", 2)),
+        ({2: {0: ["4"], 1: []}}, None),
+        ({2: {0: [], 1: []}}, None),
+        ({2: {0: ["4"]}}, f"rank 1 {OF_TWO}"),
+        ({2: {1: ["4"]}}, f"rank 0 {OF_TWO}"),
+        ({2: {0: ["4", "6"], 1: ["8"]}}, "no checkpoint of 2 processes is there in all parts"),
+        ({1: {0: ["3", "5"]}, 2: {0: ["4"], 1: ["4"]}}, ("5", 1)),
+        ({1: {0: ["3"]}, 2: {0: ["4"], 1: ["4"]}}, ("4", 2)),
+        ({1: {0: ["3"]}, 2: {0: ["4"], 1: []}}, ("3", 1)),
+        ({1: {0: ["3"]}, 2: {0: ["4"]}}, f"rank 1 {OF_TWO}"),
+        ({1: {0: ["5"]}, 2: {0: ["4"]}}, ("5", 1)),
+    ],
+)
+def test_the_newest_checkpoint_that_is_whole_is_taken(there, found, tmp_path):
+    if isinstance(found, str):
+        with pytest.raises(CheckpointError, match=f"{found}: bring the folder's parts back"):
+            _newest_whole(there, tmp_path)
+    else:
+        assert _newest_whole(there, tmp_path) == found
 
 
 @pytest.mark.slow
