@@ -50,6 +50,9 @@ def to_plain(state: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) 
     for kind, sequence in (("list", list), ("tuple", tuple), ("set", set)):
         if type(state) is sequence:
             return {kind: [to_plain(each, f"{name}.{place}", tensors) for place, each in enumerate(state)]}
+    if hasattr(state, "full_tensor"):
+        raise InputError(f"is in pieces, a {type(state).__name__} of torch's: save it by torch.distributed.checkpoint, "
+                         "and give the engine a model of its tables alone", f"state {name!r}")  # fmt: skip
     raise InputError(f"{shown(state)} can't be saved: only numbers, texts, tensors and collections of them can",
                      f"state {name!r}")  # fmt: skip
 

@@ -12,6 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import marius_oac.torch as mt
 from marius_oac.errors import MariusOacError
@@ -31,14 +33,19 @@ def batches(size, count=COUNT, seed=0):
 class Training:
     """A model of one table and a dense part, of one process alone or of those of a group."""
 
-    def __init__(self, group=None, optimizer=mt.Adagrad, lr=0.1, in_flight=4, mode="oac", texts=False, **given):
+    def __init__(
+        self, group=None, optimizer=mt.Adagrad, lr=0.1, in_flight=4, mode="oac", texts=False, pieces=False, **given
+    ):
         torch.manual_seed(3)
-        self.items, self.texts = mt.Embedding(4, **given), texts
+        self.items, self.texts, self.pieces = mt.Embedding(4, **given), texts, pieces
         self.head = nn.Linear(4, 1)
         self.model = nn.Sequential(self.items, self.head)
         self.rows = optimizer(self.items, lr=lr)
         self.dense = torch.optim.SGD(self.head.parameters(), lr=0.05)
-        alone = group is None or dist.get_world_size(group) == 1
+        if pieces:  # of parameters and of what the optimizer keeps of them, one for each process
+            fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(group),)))
+            self.dense = torch.optim.SGD(self.head.parameters(), lr=0.05)
+        alone = pieces or group is None or dist.get_world_size(group) == 1
         self.called = self.head if alone else nn.parallel.DistributedDataParallel(self.head, process_group=group)
         self.engine = mt.Engine(
             self.model,
@@ -54,7 +61,8 @@ class Training:
 
     def loss(self, batch):
         wanted = batch[1][:, None].float() % 7
-        return (self.called(self.items(batch[0])) - wanted).pow(2).mean()
+        found = self.model(batch[0]) if self.pieces else self.called(self.items(batch[0]))
+        return (found - wanted).pow(2).mean()
 
     def train(self, batch, step=True):
         self.loss(batch).backward()
@@ -255,6 +263,17 @@ class Scenarios:
                 found[-1] += [sorted(os.listdir(folder))]
             dist.barrier()
         return found
+
+    def fsdp(self):
+        """The dense part in pieces, the table as ever."""
+        lines, training = [], Training(self.group, pieces=True)
+        with training.engine as engine:
+            for batch in engine.batches(mine(training, self.group)):
+                training.train(batch)
+            with told(lines):
+                engine.save(os.path.join(self.folder, "fsdp"))
+            table = training.table()
+        return [lines, table, training.head.weight.full_tensor().detach().clone()]
 
     def looks(self):
         """Rows are read by one process alone, within the loop and after it."""

@@ -87,6 +87,13 @@ def test_rows_are_the_same_for_all_optimizers_modes_and_places(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_dense_part_in_pieces(tmp_path):
+    for lines, *result in results(tmp_path, "fsdp")["fsdp"]:
+        assert near(result, concatenated(2))
+        assert len(lines) == 1 and "is in pieces, a DTensor of torch's" in lines[0], lines
+
+
+@pytest.mark.slow
 def test_three_processes(tmp_path):
     found = results(tmp_path, "adagrad", "ways", size=3)
     wanted = concatenated(3)
