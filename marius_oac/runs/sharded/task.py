@@ -227,7 +227,7 @@ class ShardedTask(Task):
         update = Update.elsewhere(dense, self.group.rank)
         whole, parts = self.make_step(device, threads, update), self.config.nodes.parts
         stack.callback(whole.close)
-        if parts is not None:
+        if parts is not None and self.peers.trains:
             tree = cast(TreeReduce, dense)
             whole = PartedStep(whole, tree.begin_batch, RunningStatistics(update.norms, tree.of_all_parts))
         step = self.speed_monitor.watch(whole, dense.waited, source.stopped, self.peers)
