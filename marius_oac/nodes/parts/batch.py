@@ -56,12 +56,12 @@ def block_sums(
     """Returns the sums of each block of a batch.
 
     Args:
-        gradients: of each part of `data.own` and each table, float32 [n, D].
+        gradients: of each part of `data.own`, which all have examples, and each table, float32 [n, D].
         tables: of each, the rows pulled and D.
     """
     found = []
     for block in data.blocks:
-        chosen = [at for at, part in enumerate(data.own) if part.number in block and part.data.share]
+        chosen = [at for at, part in enumerate(data.own) if part.number in block]
         slots, shares = [data.own[at].number for at in chosen], [data.own[at].data.share for at in chosen]
         sums = []
         for table, shape in enumerate(tables):
