@@ -2,16 +2,21 @@
 
 import itertools
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from marius_oac import resume, train
 from marius_oac.cli.commands import main
 from marius_oac.errors import DivergedError
+from marius_oac.kernels.cpu.products import largest_bits
+from marius_oac.models.compute import soundness
 from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.row_optimizers import GradientPassThrough
 from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
@@ -168,6 +173,19 @@ def test_the_fault_of_a_network_reaches_the_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(Update, "dense", spoiled)
     with pytest.raises(DivergedError, match="the loss is nan .* at batch 5: "):
         train(ctr_config(small_log(tmp_path / "log.parquet", 400)), tmp_path / "run")
+
+
+@pytest.mark.parametrize("kernel", [largest_bits, getattr(largest_bits, "py_func", largest_bits)])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), largest=st.sampled_from([LARGEST_VALUE, np.inf]), shape=st.tuples(*[st.integers(1, 5)] * 2))
+def test_rows_are_sound_as_told_number_by_number(kernel, data, largest, shape):
+    dimension = data.draw(st.integers(1, shape[1]))
+    numbers = st.sampled_from([0, -1, LARGEST_VALUE, -2 * LARGEST_VALUE, 3e38]) | st.floats(width=32)
+    rows = np.full(shape, data.draw(st.sampled_from([0, -1e6])), np.float32)
+    rows[-1, -1], rows[0, 0] = data.draw(numbers), data.draw(numbers)
+    sound = all(abs(x) <= largest if j < dimension else True for row in rows for j, x in enumerate(row))
+    with patch.object(soundness, "largest_bits", kernel):
+        assert is_sound(rows, dimension, largest) == (sound and bool(np.isfinite(rows).all()))
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
