@@ -78,10 +78,14 @@ def saved_bytes(name: str) -> bytes:
 
 
 class Checkpoints:
-    """The checkpoints of one run, oldest first."""
+    """The checkpoints of one run, oldest first.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    Args:
+        before: what an error about a damaged one says of the one before it, with {} for its name.
+    """
+
+    def __init__(self, folder: Path, before: str = "the one before it: --checkpoint {}"):
+        self.folder, self._before = folder, before
         self._kept: dict[str, Backing] = {}  # of checkpoints that refer to rows elsewhere: what keeps those
 
     def names(self) -> list[str]:
@@ -126,7 +130,7 @@ class Checkpoints:
             raise
         except CheckpointError as error:
             before = [other for other in names if other < chosen]
-            offer = f"; the one before it: --checkpoint {before[-1]}" if before else "; there is none before it"
+            offer = f"; {self._before.format(before[-1])}" if before else "; there is none before it"
             raise CheckpointError(error.message + offer, error.where) from None
 
     def best(self) -> str | None:

@@ -7,9 +7,11 @@ plain data in the manifest and tensors beside it. Nothing is pickled.
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from torch import nn
 from marius_oac.errors import CheckpointError, DivergedError, InputError, shown
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runtime.files.atomic import disk_errors, make_folder
 from marius_oac.runtime.files.untrusted import MOST_BYTES, check_tree
 from marius_oac.training.own_loop import generators
 from marius_oac.training.own_loop.drawing import Position
@@ -83,6 +86,33 @@ def save(
     extra = {"loop": {"next_batch": moment.next_batch, "tables": tables, "optimizers": _kinds(parts), "state": tree}}
     _check_readable(extra)
     checkpoints = Checkpoints(part_of(folder, *share))
+    with _alone_in(checkpoints.folder):
+        _save(checkpoints, folder, tables, parts, tensors, extra, keep, share, max(moment.next_batch, least), written)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Within the block no other process saves there. Raises InputError if one does, or the folder can't be made."""
+    with disk_errors(folder):
+        make_folder(folder)
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError("another process saves its checkpoints there: name another folder", folder) from None
+        except OSError:
+            pass  # some network file systems lock no folders
+        yield
+    finally:
+        os.close(opened)
+
+
+def _save(
+    checkpoints: Checkpoints, folder: Path, tables: Mapping[str, Any], parts: Parts,
+    tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any], keep: int, share: Share, least: int,
+    written: Callable[[], None],
+) -> None:  # fmt: skip
     for each in (checkpoints, *map(Checkpoints, others(folder, share))):
         _check_own(each, tables)
     checkpoints.clean()
@@ -91,7 +121,7 @@ def save(
         for table in parts.tables:
             stack.enter_context(table.at_rest())
         keys = {f"{table.store.name}.{name}": each for table in parts.tables for name, each in table.keys().items()}
-        sequence = max([moment.next_batch, least, *before])  # two of one batch have two names
+        sequence = max([least, *before])  # two of one batch have two names
         checkpoints.save(sequence, [table.store for table in parts.tables], tensors, extra, keep, keys,
                          written)  # fmt: skip
     drop_others(folder, share, keep)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from marius_oac.pipeline.rows import RowSource
-from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runtime.channel import Channel
 from marius_oac.training.own_loop import checkpoints
 from marius_oac.training.own_loop.checkpoints import Moment, Parts
 from marius_oac.training.own_loop.hand_over import HandOver
-from marius_oac.training.own_loop.layouts import layouts, newest
+from marius_oac.training.own_loop.layouts import layouts, newest, part_at
 from marius_oac.training.own_loop.pipeline import LoopSource, LoopStep, OpenBatch
 from marius_oac.training.own_loop.planner import Fed, LoopPlanner
 from marius_oac.training.own_loop.sharing import ALONE
@@ -75,7 +74,7 @@ class Home:
             from marius_oac.training.own_loop.shared_checkpoints import load  # it takes long, and few need it
 
             return load(lambda call, value: [value], ALONE, folder, parts)
-        return checkpoints.load(Checkpoints(folder).open(), parts) if there else None
+        return checkpoints.load(part_at(folder).open(), parts) if there else None
 
     def abort(self) -> None:
         """Called before `close` where the program does not go on."""

@@ -23,6 +23,11 @@ Layouts = Mapping[int, Mapping[int, list[str]]]
 """Names of checkpoints, oldest first, by the number of processes and by rank; of the parts whose folders are there."""
 
 
+def part_at(folder: Path, rank: int = 0, size: int = 1) -> Checkpoints:
+    """A process's part of checkpoints, to be read."""
+    return Checkpoints(part_of(folder, rank, size), "to go on from {}, remove its folder")
+
+
 def part_of(folder: Path, rank: int, size: int) -> Path:
     """The folder with a process's part of checkpoints."""
     return folder / f"process-{rank}-of-{size}" if size > 1 else folder

@@ -14,12 +14,11 @@ from typing import Any
 from marius_oac.errors import CheckpointError, InputError, MariusOacError
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.checkpoints.pins import Missing
-from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import disk_errors, make_folder
 from marius_oac.training.own_loop import checkpoints
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts
-from marius_oac.training.own_loop.layouts import Layouts, layouts, newest, part_of
+from marius_oac.training.own_loop.layouts import Layouts, layouts, newest, part_at, part_of
 from marius_oac.training.own_loop.sharing import Share
 
 Agreed = Callable[[str, Any], list[Any]]
@@ -98,7 +97,7 @@ def load(agreed: Agreed, share: Share, folder: Path, parts: Parts) -> Moment | N
                        "pass over a loader begins at its first batch")  # fmt: skip
     try:
         if size == share.size:
-            moment = checkpoints.load(Checkpoints(part_of(folder, *share)).open(name), parts)
+            moment = checkpoints.load(part_at(folder, *share).open(name), parts)
         else:
             moment = checkpoints.load(_of_others(folder, name, size, share), parts, alike=False)
     except MariusOacError as error:
@@ -142,7 +141,7 @@ def _of_others(folder: Path, name: str, size: int, share: Share) -> Checkpoint:
     from marius_oac.training.own_loop.resharding import Resharded
 
     try:
-        return Resharded.for_share([Checkpoints(part_of(folder, rank, size)).open(name) for rank in range(size)], share)
+        return Resharded.for_share([part_at(folder, rank, size).open(name) for rank in range(size)], share)
     except Missing:
         raise CheckpointError(f"checkpoint {name} is of {size} processes, and this is one of {share.size}: put its "
                               "parts where each process can read all of them", folder) from None  # fmt: skip

@@ -1,6 +1,9 @@
 """A loop of the user's own goes on from a checkpoint with the bits of one that was never stopped."""
 
+import fcntl
 import functools
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,6 +229,27 @@ def test_checkpoints_of_something_else_are_left_alone(tmp_path, graph):
         with other(dimension=5) as engine, pytest.raises(InputError, match="holds checkpoints of something else"):
             engine.save(folder, keep=1)
         assert sorted(each.name for each in folder.iterdir()) == before and before
+
+
+def test_another_process_that_saves_there_is_told(tmp_path):
+    saved(tmp_path, 2)
+    there, opened = sorted(tmp_path.iterdir()), os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    with pytest.raises(InputError, match="another process saves its checkpoints there: name another folder"):
+        saved(tmp_path, 3)
+    assert sorted(tmp_path.iterdir()) == there
+    os.close(opened)
+    saved(tmp_path, 3)
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_a_damaged_checkpoint_says_how_to_go_on_from_the_one_before(tmp_path):
+    saved(tmp_path, 2), saved(tmp_path, 4)
+    (tmp_path / "0000000004" / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="; to go on from 0000000002, remove its folder$"):
+        resumed(tmp_path)
+    shutil.rmtree(tmp_path / "0000000004")
+    assert equal(resumed(tmp_path), whole())
 
 
 def test_a_loader_shorter_than_what_was_trained_is_told(tmp_path):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
 
 import marius_oac.torch as mt
 from marius_oac.errors import MariusOacError
@@ -274,6 +275,44 @@ class Scenarios:
                 engine.save(os.path.join(self.folder, "fsdp"))
             table = training.table()
         return [lines, table, training.head.weight.full_tensor().detach().clone()]
+
+    def workers(self):
+        """Two passes, of a list and of loaders with workers that stay; forked beside the engine's threads, too."""
+        found = []
+        for context in (None, "fork", "spawn"):
+            training = Training(self.group)
+            loader = data = mine(training, self.group)
+            if context is not None:
+                loader = DataLoader(data, None, num_workers=1, persistent_workers=True, multiprocessing_context=context)
+            with training.engine as engine:
+                for _ in range(2):
+                    for batch in engine.batches(loader):
+                        training.train(batch)
+                found.append(training.result())
+        return found
+
+    def damaged(self):
+        """A byte of rank 1's part is another one, then its file is shorter; then it is as it was."""
+        lines, folder = [], os.path.join(self.folder, "damaged")
+        with (training := Training(self.group)).engine as engine:
+            for batch in engine.batches(mine(training, self.group, 3)):
+                training.train(batch)
+            engine.save(folder)
+            expected = training.result()
+        path = os.path.join(folder, "process-1-of-2", "0000000003", "0.values.npy")
+        with open(path, "rb") as file:
+            content = file.read()
+        dist.barrier()
+        for other in (content[:-9] + bytes([content[-9] ^ 1]) + content[-8:], content[:-4], content):
+            if self.rank == 1:
+                with open(path, "wb") as file:
+                    file.write(other)
+            dist.barrier()
+            with told(lines), (training := Training(self.group)).engine as engine:
+                assert engine.load(folder)
+                found = training.result()
+            dist.barrier()
+        return [lines, expected, found]
 
     def looks(self):
         """Rows are read by one process alone, within the loop and after it."""

@@ -94,6 +94,20 @@ def test_a_dense_part_in_pieces(tmp_path):
 
 
 @pytest.mark.slow
+def test_loaders_with_workers_that_stay(tmp_path):
+    for expected, *others in results(tmp_path, "workers")["workers"]:
+        assert len(others) == 2 and all(equal(each, expected) for each in others)
+
+
+@pytest.mark.slow
+def test_a_damaged_part_is_told_in_all_processes(tmp_path):
+    for rank, (lines, expected, found) in enumerate(results(tmp_path, "damaged")["damaged"]):
+        assert len(lines) == 2 and all("0.values.npy" in line and "damaged" in line for line in lines), lines
+        assert all(("rank 1 loads and can't" in line) == (rank == 0) for line in lines), lines
+        assert equal(found, expected)
+
+
+@pytest.mark.slow
 def test_three_processes(tmp_path):
     found = results(tmp_path, "adagrad", "ways", size=3)
     wanted = concatenated(3)
