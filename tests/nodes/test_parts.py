@@ -1,6 +1,7 @@
 """Virtual parts: the tree of sums against a naive one, who sums which blocks, and what is refused."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.parts.batch import BlockSums, OnePart, PartedBatch, block_sums, frames_of
 from marius_oac.nodes.parts.blocks import blocks_of, parts_of
 from marius_oac.nodes.parts.norms import RunningStatistics
+from marius_oac.nodes.parts.step import PartedStep
+from marius_oac.nodes.shards.part_planner import PartPlanner
 from marius_oac.runs.sharded.place import check_config
-from marius_oac.types import BatchData
+from marius_oac.types import BatchData, Plan
 from tests.nodes.worlds import together
 
 DIMENSION = 3
@@ -129,7 +132,7 @@ def test_several_blocks_are_pushed_with_the_rows_that_each_has():
 def test_dense_gradients_are_summed_in_the_tree(shares):
     draw = np.random.default_rng(5)
     gradients = [torch.from_numpy(draw.normal(size=7).astype(np.float32)) for _ in shares]
-    gradients[3][2] = gradients[0][2] = -0.0
+    gradients[3][2] = gradients[0][2] = gradients[6][2] = -0.0
     terms = {part: (each * shares[part]).numpy() for part, each in enumerate(gradients) if shares[part]}
     expected = naive_tree(terms, 0, 8)
 
@@ -221,3 +224,57 @@ def test_what_depends_on_trainers_is_refused(kind, tree, overrides, trainers, sa
 
 def test_parts_are_for_as_many_trainers():
     check_config(Config.build(LINKS, ["nodes.parts=8"]), 8)
+
+
+class Planned:
+    """Plans a part with this share, whose rows are its number and 9."""
+
+    tables = ()
+
+    def __init__(self, part, share):
+        self.part, self.share = part, share
+
+    def plan(self, batch_index):
+        return Plan(batch_index, [np.array([self.part, 9])], BatchData(epoch=3, share=self.share), 5)
+
+
+def gathered(plans):
+    rows = np.unique(np.concatenate([plan.rows[0] for plan in plans]))
+    return ["route"], [rows], [[np.searchsorted(rows, plan.rows[0])] for plan in plans]
+
+
+@pytest.mark.parametrize(
+    "shares, mine, found, share",
+    [
+        ([0.25, 0.0, 0.25, 0.5], range(4), [0, 2, 3], 1.0),
+        ([0.25, 0.0, 0.25, 0.5], range(2, 3), [2], 0.25),
+        ([0.0, 0.0, 0.5, 0.5], range(2), [0], 0.0),
+        ([0.0, 0.0, 0.5, 0.5], range(1, 2), [1], 0.0),
+    ],
+)
+def test_parts_with_examples_are_planned_with_random_numbers_of_their_own(shares, mine, found, share):
+    planner = PartPlanner([Planned(*each) for each in enumerate(shares)], mine, 4, gathered)
+    plan = planner.plan(7)
+    assert [part.number for part in plan.data.own] == found
+    assert [part.data.part for part in plan.data.own] == [(7, part) for part in found]
+    assert (plan.data.share, plan.data.epoch, plan.examples) == (share, 3, 5 * len(found))
+    assert plan.rows[0].tolist() == [*found, 9] and plan.routes == ["route"]
+
+
+@pytest.mark.parametrize("worst", [2.0, np.inf])
+def test_the_loss_is_the_mean_over_examples_and_nan_where_a_gradient_is_infinite(worst):
+    class Step:
+        def compute(self, rows, data, timestamp):
+            rows[0][:] = 2.0 if data.share < 0.5 else worst
+            return 10 * data.share
+
+    own = tuple(OnePart(part, BatchData(share=share), [np.arange(2)]) for part, share in enumerate([0.25, 0.5, 0.25]))
+    data = PartedBatch(own=own, blocks=blocks_of(range(3), 8))
+    said = []
+    statistics = SimpleNamespace(
+        begin=lambda: said.append("begin"), computed=lambda *part: said.append(part), fold=lambda: said.append("fold")
+    )
+    step = PartedStep(Step(), said.append, statistics)
+    loss = step.compute([np.ones((2, DIMENSION), np.float32)], data, 0)
+    assert loss == 3.75 if np.isfinite(worst) else np.isnan(loss)
+    assert said == [[0, 1, 2], "begin", (0, True), (1, True), (2, True), "fold"]

@@ -142,8 +142,8 @@ class KeyedRows(SpreadRows):
             routes.append(route_keys(self.part.placement, *(each[firsts] for each in every)))
             found.append(np.arange(firsts.size))
             ends = np.cumsum([keys.size for _, keys, _ in own])[:-1]
-            for at, each, plan in zip(places, np.split(numbers, ends), plans, strict=True):
-                at.append(each[plan.rows[table]])
+            for at, each in zip(places, np.split(numbers, ends), strict=True):
+                at.append(each)
         return routes, found, places
 
     def shards(self, plan: LogPlan) -> list[np.ndarray]:
