@@ -191,3 +191,40 @@ def test_accumulate_is_a_number():
     ):
         engine.batches([], accumulate=0)
     assert loop
+
+
+def test_values_that_are_changed_between_two_steps_of_a_batch_stay_changed():
+    pair = Pair()
+
+    def step(batch, table, optimizer):
+        for _ in range(2):
+            optimizer.zero_grad()
+            pair.loss(batch, table).backward()
+            with torch.no_grad():
+                if table is pair.items:
+                    optimizer.param_groups[0]["params"][0].mul_(0.9)
+                else:
+                    table.weight[batch["item"].unique()] *= 0.9
+            optimizer.step()
+
+    pair.train(key_batches(20, keys=KEYS), step)
+
+
+def test_a_graph_that_has_the_values_from_before_a_step_is_refused():
+    loop = Loop()
+    with loop.engine as engine:
+        for batch in engine.batches(key_batches(3)):
+            leaf = loop.rows.param_groups[0]["params"][0]
+            kept = (leaf * leaf).sum()
+            loop.train(batch)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                kept.backward()
+
+
+def test_rows_that_are_updated_use_the_memory_of_the_batch_before():
+    loop, seen = Loop(), []
+    with loop.engine as engine:
+        for batch in engine.batches(key_batches(1) * 4):
+            loop.train(batch)
+            seen.append(loop.items.rows._whole.ctypes.data)
+    assert len({*seen}) == 1
