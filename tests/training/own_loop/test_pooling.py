@@ -82,6 +82,9 @@ def test_gradients_have_gradients(mode):
     for of in (bags, lambda leaf, *_: picked(leaf, places)):
         own = inputs if of is bags else inputs[:1]
         assert torch.autograd.gradcheck(of, own, **close) and torch.autograd.gradgradcheck(of, own, **close)
+        toward = torch.sin(torch.arange(of(*own).numel()).float()).view_as(of(*own))
+        first, again = (torch.autograd.grad((of(*own) * toward).sum(), own, create_graph=how) for how in (False, True))
+        assert all(torch.allclose(*pair, rtol=1e-6, atol=1e-6) for pair in zip(first, again, strict=True))
 
 
 def test_functions_of_a_network_may_be_transformed_beside_them():
