@@ -87,6 +87,10 @@ def _train(args: argparse.Namespace) -> int | None:
         if value and error.message.startswith("unknown key"):
             raise InputError("is for click logs (task: ctr)", option) from None
         raise
+    if how := _on_ray(args):
+        from marius_oac.training.on_ray import start_training
+
+        return start_training(config, args.out, trace=args.trace, **how)
     if (request := _request(args)).wanted:
         return _train_on_nodes(request, args, config)
     with compiling(kernel_groups(config)):  # while libraries are imported
@@ -98,6 +102,12 @@ def _train(args: argparse.Namespace) -> int | None:
 
 
 def _resume(args: argparse.Namespace) -> int | None:
+    if how := _on_ray(args):
+        from marius_oac.training.on_ray import start_resuming
+
+        resumed = _resumed(args)
+        resumed["data_path"] = args.data_path and str(args.data_path.absolute())
+        return start_resuming(args.run, args.set, resumed=resumed, **how)
     if _request(args).wanted:
         return _resume_on_nodes(args)
     with imports():
@@ -120,6 +130,24 @@ def _request(args: argparse.Namespace) -> Request:
     from marius_oac.nodes.launch.launch import Request
 
     return Request(args.argv, args.nodes, args.local_nodes, args.node, args.dry_run)
+
+
+def _on_ray(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `--on ray`; empty without it."""
+    given = {"trainers": args.trainers, "restarts": args.restarts, "timeout": args.timeout}
+    given = {name: value for name, value in given.items() if value is not None}
+    if args.encrypt:
+        given["encryption"] = True
+    if args.on is None:
+        for name in given:
+            raise InputError("goes with --on ray", "--encrypt" if name == "encryption" else f"--{name}")
+        return {}
+    for option, value in (("--node", args.node), ("--dry-run", args.dry_run)):
+        if value:
+            raise InputError("does not go with --on ray", option)
+    if args.trainers is None:
+        raise InputError("needs --trainers N", "--on ray")
+    return given
 
 
 def _train_on_nodes(request: Request, args: argparse.Namespace, config: TaskConfig) -> int:
@@ -322,6 +350,15 @@ def _add_nodes(parser: Parser) -> None:
     several = parser.add_mutually_exclusive_group()
     several.add_argument("--nodes", type=Path, metavar="FILE", help="on the nodes of a nodes.yaml")
     several.add_argument("--local-nodes", type=int, metavar="N", help="on N nodes on this machine, to try it")
+    several.add_argument("--on", choices=("ray",), help="on a Ray cluster at hand, or one made on this machine")
+    parser.add_argument("--trainers", type=int, metavar="N", help="with --on ray: how many processes train")
+    parser.add_argument(
+        "--restarts", type=int, metavar="N", help="with --on ray: how often they start again after a loss (default: 3)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="with --on ray: who is silent so long is lost (default: 60)"
+    )
+    parser.add_argument("--encrypt", action="store_true", help="with --on ray: encrypt rows between nodes")
     parser.add_argument("--node", metavar="NAME", help="with --nodes: start, or be, this node alone")
     parser.add_argument("--dry-run", action="store_true", help="print the commands that start the nodes")
 

@@ -88,7 +88,7 @@ def run(processes: LocalProcesses) -> int:
             come, has ended, or does not answer.
         InputError: this process can't listen at the rendezvous, or another agent of this node runs.
     """
-    with _variables({"TORCH_CPP_LOG_LEVEL": "ERROR"}):  # torch would warn when agents disconnect at the end
+    with variables({"TORCH_CPP_LOG_LEVEL": "ERROR"}):  # torch would warn when agents disconnect at the end
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -102,9 +102,9 @@ def run(processes: LocalProcesses) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="marius-oac-") as logs,
         tempfile.TemporaryDirectory(prefix="marius-oac-") as spare,
-        _variables(ours | {SPARE: spare}),
+        variables(ours | {SPARE: spare}),
         _signals_restored(),
-        _store_of(processes) as store,
+        store_of(processes) as store,
     ):
         meeting = Meeting(store, processes.nodes, processes.index, processes.patience, began, grace=processes.timeout)
         about = (processes.command, len(processes.names), processes.address, processes.restarts, SAVING, logs)
@@ -193,7 +193,7 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def _store_of(processes: LocalProcesses) -> Iterator[TCPStore]:
+def store_of(processes: LocalProcesses) -> Iterator[TCPStore]:
     """Yields the store of the agents' rendezvous, and of their processes'. The first node's agent keeps it on the
     loopback.
 
@@ -271,7 +271,7 @@ def _last_lines(logs: Path, local: int) -> list[str]:
 
 
 @contextmanager
-def _variables(ours: Mapping[str, str]) -> Iterator[None]:
+def variables(ours: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables within the block; the agent's processes inherit them."""
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)

@@ -42,7 +42,7 @@ from marius_oac.nodes.launch.remote import commands, start
 from marius_oac.runtime.console import answer, logger, report
 from marius_oac.types import present
 
-_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 MEETING = 3  # times `timeout`: how long nodes wait for each other to start, and to start again
 
@@ -212,13 +212,13 @@ def _store() -> Iterator[None]:
         return
     number, restarts = os.environ["RANK"], int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     kept = None
-    if os.environ.get(_AGENT_STORE) == "True":
+    if os.environ.get(AGENT_STORE) == "True":
         if restarts:
             raise InputError(
                 f"torchrun needs {_NO_SHARED_STORE}=1 in its environment to start nodes again", "--max-restarts"
             )
     elif number == "0":
         kept = listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 60)
-    os.environ[_AGENT_STORE] = "True"  # so that torch makes none
+    os.environ[AGENT_STORE] = "True"  # so that torch makes none
     yield
     del kept

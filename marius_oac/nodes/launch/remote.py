@@ -1,11 +1,7 @@
 """Runs the same command on every node from one place: by ssh or, under Slurm, by srun.
 
-Guarantees:
+Guarantees, beside those of `contract.Watch`:
 - When this process ends, for whatever reason, the commands it started are asked to stop (see `guard`).
-- A node that fails stops all. The first node that failed is named and its exit code is passed on, unless another node
-  ends with that of a mistake (2).
-- SIGINT or SIGTERM stops trainers after the batches in flight, a second one at once. After a third one this process
-  waits for none.
 - The first node's output is shown as it is, that of others with the node's name before each line.
 """
 
@@ -17,7 +13,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -25,13 +20,10 @@ from functools import partial
 
 from marius_oac.config.cluster import ClusterConfig, NodeConfig
 from marius_oac.errors import InputError
-from marius_oac.nodes.launch.guard import PATIENCE
+from marius_oac.nodes.launch.contract import REFUSED, SIGNALS, Started, Watch
 from marius_oac.runtime.console import say
 from marius_oac.runtime.signals import handled, woken_by_signals
 from marius_oac.types import present
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_REFUSED = 2  # exit code of a user's mistake or a full disk; other nodes may report that node's loss before it
 
 
 def commands(
@@ -74,12 +66,16 @@ def reach(
 
 
 @dataclass
-class _Started:
-    """A node's command that this process has started."""
+class _Started(Started):
+    """A node's command that this process has started, by ssh or srun."""
 
     name: str
     process: subprocess.Popen[bytes]
     partial: dict[int, bytes] = field(default_factory=dict)
+
+    def ask(self, again: bool) -> None:
+        """See `Started.ask`. Its guard takes the end of the input for the second request."""
+        self.write(None if again else b"stop\n")
 
     def write(self, line: bytes | None) -> None:
         """Sends a line to the command's guard; None closes its input. A guard that has ended gets nothing."""
@@ -147,26 +143,22 @@ def end_of(code: int) -> tuple[int, str]:
     try:
         name = signal.Signals(number).name
     except ValueError:
-        return (code if code in (0, _REFUSED) else 1), f"ended with exit code {code}"
-    if number in _SIGNALS:
+        return (code if code in (0, REFUSED) else 1), f"ended with exit code {code}"
+    if number in SIGNALS:
         return 128 + number, f"was stopped by {name}"
     return 1, f"was ended by {name}"
 
 
-class _Watch:
+class _Watch(Watch):
     """Watches the output and the ends of all commands, and handles signals."""
 
-    def __init__(self, started: Sequence[_Started]) -> None:
-        self.started = started
-        self.asked = 0
-        self.signal = self.failed = 0
-        self.deadline: float | None = None
+    started: Sequence[_Started]
 
     def until_all_have_ended(self) -> int:
         with (
             ExitStack() as stack,
             selectors.DefaultSelector() as selector,
-            handled(_SIGNALS, self._interrupted),
+            handled(SIGNALS, self.interrupted),
             woken_by_signals(selector) as bell,
         ):
             for one in self.started:
@@ -177,8 +169,7 @@ class _Watch:
                     if stream is not None:
                         selector.register(stream, selectors.EVENT_READ, partial(one.show, stream.fileno()))
             while len(selector.get_map()) > 1 and self.asked < 3:
-                left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-                ready = selector.select(left)
+                ready = selector.select(self.left)
                 if not ready:
                     break
                 for key, _ in ready:
@@ -186,25 +177,9 @@ class _Watch:
                         bell.recv(4096)
                     elif not key.data():
                         selector.unregister(key.fileobj)
-        return 128 + self.signal if self.signal else self.failed
+        return self.code
 
     def _ended(self, one: _Started) -> bool:
         """Handles the end of a command; returns False, as `show` does at the end."""
-        code, how = end_of(one.process.wait())
-        if code and not self.signal:
-            if not self.failed:
-                say(f"marius-oac: node {one.name}: {how}")
-                self._ask()
-            self.failed = _REFUSED if _REFUSED in (code, self.failed) else self.failed or code
+        self.ended(one, *end_of(one.process.wait()))
         return False
-
-    def _interrupted(self, number: int, frame: object) -> None:
-        self.signal = self.signal or number
-        self._ask()
-
-    def _ask(self) -> None:
-        """Asks all to stop: the first time after the batches in flight, then at once."""
-        self.asked += 1
-        self.deadline = self.deadline or time.monotonic() + PATIENCE
-        for one in self.started:
-            one.write(b"stop\n" if self.asked == 1 else None)

@@ -1,0 +1,1 @@
+"""Ray as a launcher of a run's processes."""

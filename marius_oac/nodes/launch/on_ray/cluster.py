@@ -1,0 +1,100 @@
+"""The Ray cluster that a run uses: one at hand, which stays as it is, or an instance on this machine that ends with the
+run.
+
+An instance of ours listens on the loopback alone where Ray was not imported before, has no dashboard, sends no usage
+statistics, and asks every connection for a token that is made for it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from marius_oac.errors import InputError
+from marius_oac.nodes.launch.agent import variables
+from marius_oac.nodes.launch.cluster import this_machine
+
+EXTRA = "Ray is not installed: pip install 'marius-oac[ray]'"
+_OBJECTS = 80 << 20  # bytes of Ray's object store, about the least that it takes: no rows go through it
+_OURS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's switch for listening on 127.0.0.1 alone, on any system
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of a change to come
+    "RAY_AUTH_MODE": "token",
+}
+_HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+
+
+@contextmanager
+def cluster(trainers: int) -> Iterator[ModuleType]:
+    """Yields Ray, connected to a cluster: the one that this process uses already, the one that RAY_ADDRESS names, or
+    one that `ray start` has started on this machine; else to an instance for this block alone, with room for so many
+    trainers.
+
+    Raises:
+        InputError: Ray is not installed, or nothing answers at RAY_ADDRESS.
+    """
+    address = os.environ.get("RAY_ADDRESS") or _running()
+    own = {} if address else _OURS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with variables(own):  # Ray reads some of them when it is imported
+        try:
+            import ray
+        except ImportError:
+            raise InputError(EXTRA, "--on ray") from None
+        if ray.is_initialized():
+            yield ray
+            return
+        with _instance(ray, trainers) if address is None else _connection(ray, address):
+            yield ray
+
+
+def _running() -> str | None:
+    """The address of a cluster that runs on this machine, where `ray start` has noted it."""
+    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    try:
+        address = noted.read_text().strip()
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, ValueError):  # there is none, or it has ended
+        return None
+    return address
+
+
+@contextmanager
+def _connection(ray: ModuleType, address: str) -> Iterator[None]:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise InputError(f"no Ray cluster answers at {address}: {why}", "RAY_ADDRESS") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()  # this process's connection; the cluster stays
+
+
+@contextmanager
+def _instance(ray: ModuleType, trainers: int) -> Iterator[None]:
+    each = max(1, this_machine().cores // trainers)
+    with tempfile.TemporaryDirectory(prefix="marius-oac-", ignore_cleanup_errors=True) as folder:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=each * trainers,
+                include_dashboard=False,
+                object_store_memory=_OBJECTS,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
+                _system_config=_HEALTH,
+            )
+            yield
+        finally:
+            ray.shutdown()
