@@ -63,13 +63,26 @@ test-loops: .venv/tested  ## the examples with Lightning, TorchRec, FuxiCTR and 
 	  echo 'test-loops: SKIPPED, as what the examples need can not be installed here'; \
 	else .venv-loops/bin/python -m pytest -q -n 2 -m 'slow or not slow' tests/examples; fi
 
+.venv-ray/installed: .venv/tested constraints.txt
+	rm -rf .venv-ray
+	$(BIN)/python -m venv .venv-ray
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'), '$(CURDIR)', sep='\\n')" \
+	  > $$(.venv-ray/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/marius_oac.pth
+	.venv-ray/bin/pip install --quiet --disable-pip-version-check -c constraints.txt ray pandas
+	touch $@
+
+test-ray: .venv/tested  ## the tests of runs on Ray, in an environment of its own
+	@if ! $(MAKE) --no-print-directory .venv-ray/installed; then \
+	  echo 'test-ray: SKIPPED, as Ray can not be installed here'; \
+	else .venv-ray/bin/python -m pytest -q -m slow tests/nodes/test_on_ray.py; fi
+
 # The Triton of an older torch, for which kernels are compiled, too.
 .venv-triton/installed: .venv/tested
 	rm -rf .venv-triton
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv-triton triton==3.6.0
 	touch $@
 
-test-all: .venv/tested .venv-triton/installed test-dgl test-loops  ## the tests with the slow ones, and those that need dgl or other packages
+test-all: .venv/tested .venv-triton/installed test-dgl test-loops test-ray  ## the tests with the slow ones, and those that need dgl or other packages
 	$(PYTEST) -m 'slow or not slow'
 
 chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
@@ -94,7 +107,7 @@ lint: .venv/tested  ## style and types
 	$(BIN)/python -m mypy
 
 clean:  ## remove .venv and caches; runs stay
-	rm -rf .venv .venv-dgl .venv-loops .venv-triton build *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf .venv .venv-dgl .venv-loops .venv-ray .venv-triton build *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-dgl test-loops test-all chaos fuzz mutants gpu-wheels wheel lint clean
+.PHONY: help setup train test test-dgl test-loops test-ray test-all chaos fuzz mutants gpu-wheels wheel lint clean

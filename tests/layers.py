@@ -27,7 +27,7 @@ LAYERS = (
     ("runs",),
     ("tasks",),
     ("training",),
-    ("cli", "dgl", "ray", "testing", "torch"),
+    ("cli", "dgl", "testing", "torch"),
     ("__init__", "__main__"),
 )
 """Rooms of the root. Each imports those of the lines above its own alone; users import from the last two."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from marius_oac import __version__
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.cli.machine_arguments import add_check, add_config, add_topology
+from marius_oac.cli.nodes_arguments import add_nodes, on_ray
 from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.runtime.command import check_present_folder, check_system, end_at_once, run_command
@@ -87,7 +88,7 @@ def _train(args: argparse.Namespace) -> int | None:
         if value and error.message.startswith("unknown key"):
             raise InputError("is for click logs (task: ctr)", option) from None
         raise
-    if how := _on_ray(args):
+    if how := on_ray(args):
         from marius_oac.training.on_ray import start_training
 
         return start_training(config, args.out, trace=args.trace, **how)
@@ -102,7 +103,7 @@ def _train(args: argparse.Namespace) -> int | None:
 
 
 def _resume(args: argparse.Namespace) -> int | None:
-    if how := _on_ray(args):
+    if how := on_ray(args):
         from marius_oac.training.on_ray import start_resuming
 
         resumed = _resumed(args)
@@ -130,24 +131,6 @@ def _request(args: argparse.Namespace) -> Request:
     from marius_oac.nodes.launch.launch import Request
 
     return Request(args.argv, args.nodes, args.local_nodes, args.node, args.dry_run)
-
-
-def _on_ray(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `--on ray`; empty without it."""
-    given = {"trainers": args.trainers, "restarts": args.restarts, "timeout": args.timeout}
-    given = {name: value for name, value in given.items() if value is not None}
-    if args.encrypt:
-        given["encryption"] = True
-    if args.on is None:
-        for name in given:
-            raise InputError("goes with --on ray", "--encrypt" if name == "encryption" else f"--{name}")
-        return {}
-    for option, value in (("--node", args.node), ("--dry-run", args.dry_run)):
-        if value:
-            raise InputError("does not go with --on ray", option)
-    if args.trainers is None:
-        raise InputError("needs --trainers N", "--on ray")
-    return given
 
 
 def _train_on_nodes(request: Request, args: argparse.Namespace, config: TaskConfig) -> int:
@@ -315,7 +298,7 @@ def _add_training(training: Parser, resuming: Parser) -> None:
         _add_data(added, f"{text}: files or patterns")
         _add_set(added)
         added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
-        _add_nodes(added)
+        add_nodes(added)
 
 
 def _add_opening(commands: Mapping[str, Parser]) -> None:
@@ -344,23 +327,6 @@ def _add_data_path(parser: Parser) -> None:
 
 def _add_set(parser: Parser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
-
-
-def _add_nodes(parser: Parser) -> None:
-    several = parser.add_mutually_exclusive_group()
-    several.add_argument("--nodes", type=Path, metavar="FILE", help="on the nodes of a nodes.yaml")
-    several.add_argument("--local-nodes", type=int, metavar="N", help="on N nodes on this machine, to try it")
-    several.add_argument("--on", choices=("ray",), help="on a Ray cluster at hand, or one made on this machine")
-    parser.add_argument("--trainers", type=int, metavar="N", help="with --on ray: how many processes train")
-    parser.add_argument(
-        "--restarts", type=int, metavar="N", help="with --on ray: how often they start again after a loss (default: 3)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="with --on ray: who is silent so long is lost (default: 60)"
-    )
-    parser.add_argument("--encrypt", action="store_true", help="with --on ray: encrypt rows between nodes")
-    parser.add_argument("--node", metavar="NAME", help="with --nodes: start, or be, this node alone")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands that start the nodes")
 
 
 def _name(text: str) -> str:

@@ -69,6 +69,18 @@ def report(text: object) -> None:
             _let_go(sys.stdout)
 
 
+def relay(output: bytes, errors: bytes) -> None:
+    """Writes what another process has written to its standard output and standard error, if possible."""
+    NOTICES.write(errors.decode("utf-8", "replace"))
+    NOTICES.flush()
+    if output and _is_open(sys.stdout):
+        try:
+            sys.stdout.write(output.decode("utf-8", "replace"))
+            sys.stdout.flush()
+        except OSError:
+            _let_go(sys.stdout)
+
+
 def answer(text: object) -> None:
     """Writes to standard output what the user has asked for; does nothing where the reader has gone.
 

@@ -26,6 +26,7 @@ from typing import Any
 from marius_oac.config.cluster import SECRET_VARIABLE
 from marius_oac.nodes.launch.agent import PARENT
 from marius_oac.nodes.launch.cluster import this_machine
+from marius_oac.types import present
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _BLOCK = 1 << 16
@@ -72,13 +73,12 @@ class TrainerActor:
             asked: how often it was asked to stop by now.
         """
         self._heard = time.monotonic()
-        process = self._process
-        assert process is not None and process.stdout is not None and process.stderr is not None
+        process = present(self._process)
         if self._asked < asked:
             self._asked += 1
             process.send_signal(signal.SIGINT if self._asked == 1 else signal.SIGTERM)
         ended = self._ended.wait(0 if self._asked < asked else wait)
-        found, errors = _read(process.stdout.fileno()), _read(process.stderr.fileno())
+        found, errors = (_read(present(stream).fileno()) for stream in (process.stdout, process.stderr))
         return found, errors, process.returncode if ended and not found and not errors else None
 
     def _run(self) -> None:
@@ -87,22 +87,18 @@ class TrainerActor:
             about = self._job
             folder = about["folder"] if Path(about["folder"]).is_dir() else None
             variables = {**os.environ, SECRET_VARIABLE: about["secret"], PARENT: str(os.getpid())}
-            with subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, *about["words"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, cwd=folder, env=variables, start_new_session=True, bufsize=0,
-            ) as process:  # fmt: skip
-                assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-                for stream in (process.stdout, process.stderr):
-                    os.set_blocking(stream.fileno(), False)
-                self._process = process
-                self._ready.set()
-                with suppress(BrokenPipeError):  # it has ended
-                    process.stdin.write(json.dumps(about["job"]).encode())
-                    process.stdin.close()
-                self._watch(process, about["timeout"])
-                self._ended.set()
-                while time.monotonic() < self._heard + about["timeout"]:
-                    time.sleep(_LOOK)  # the driver reads what is left
+            )  # fmt: skip
+            for stream in (process.stdout, process.stderr):
+                os.set_blocking(present(stream).fileno(), False)
+            self._process = process
+            self._ready.set()
+            with suppress(BrokenPipeError), present(process.stdin) as given:  # it may have ended
+                given.write(json.dumps(about["job"]).encode())
+            self._watch(process, about["timeout"])
+            self._ended.set()
         finally:
             self._ready.set()
 

@@ -22,11 +22,14 @@ from marius_oac.nodes.launch.cluster import this_machine
 
 EXTRA = "Ray is not installed: pip install 'marius-oac[ray]'"
 _OBJECTS = 80 << 20  # bytes of Ray's object store, about the least that it takes: no rows go through it
+_LONGEST = 24  # characters of a folder for Ray's sockets, whose paths may have 107
 _OURS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's switch for listening on 127.0.0.1 alone, on any system
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of a change to come
     "RAY_AUTH_MODE": "token",
+    # Seconds that Ray's agents look for a cluster that has ended, when this process was killed. Ray: 60.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
 _HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
 
@@ -82,7 +85,8 @@ def _connection(ray: ModuleType, address: str) -> Iterator[None]:
 @contextmanager
 def _instance(ray: ModuleType, trainers: int) -> Iterator[None]:
     each = max(1, this_machine().cores // trainers)
-    with tempfile.TemporaryDirectory(prefix="marius-oac-", ignore_cleanup_errors=True) as folder:
+    short = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="marius-oac-", dir=short, ignore_cleanup_errors=True) as folder:
         try:
             ray.init(
                 address="local",

@@ -10,7 +10,6 @@ Guarantees, beside those of `contract.Watch`:
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -28,7 +27,7 @@ from marius_oac.nodes.launch.on_ray.actor import TrainerActor
 from marius_oac.nodes.launch.on_ray.cluster import cluster
 from marius_oac.nodes.launch.remote import end_of
 from marius_oac.nodes.launch.tunnel import LOOPBACK
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import relay, say
 from marius_oac.runtime.signals import handled
 
 PROGRAM = ("-m", "marius_oac.training.trainer")
@@ -148,6 +147,7 @@ class _Start:
         self._trainers: list[_Trainer] = []
         self._watch = Watch(self._trainers)
         self._lost: float | None = None
+        self._named = False
         self._wait = _POLL * max(1.0, request.trainers / _CROWD)
 
     def run(self) -> int | None:
@@ -240,8 +240,7 @@ class _Start:
             self._end(one, _KILLED, f"its actor or its node is gone: {_first_line(error)}")
             return
         if one is self._trainers[0]:
-            _show(sys.stdout, output)
-            _show(sys.stderr, errors)
+            relay(output, errors)
         one.tail = (one.tail + errors)[-_TAIL:]
         if code is not None:
             self._end(one, code, end_of(code)[1])
@@ -253,7 +252,8 @@ class _Start:
         if not code:
             return
         if exit_code_of([code]) is None and not self._watch.signal:
-            if self._lost is None and code != LOST:
+            if not self._named and code != LOST:
+                self._named = True
                 say(f"marius-oac: node {one.name}: {how}")
             self._lost = self._lost or time.monotonic()
             return
@@ -304,13 +304,6 @@ def made(
         for number, (each, address) in enumerate(zip(found, addresses, strict=True))
     )
     return ClusterConfig(nodes=nodes, timeout=request.timeout, encryption=request.encryption)
-
-
-def _show(stream: Any, text: bytes) -> None:
-    if text:
-        with suppress(OSError, ValueError):
-            stream.write(text.decode("utf-8", "replace"))
-            stream.flush()
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,49 @@
+"""The arguments of commands that train on several nodes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from marius_oac.errors import InputError
+
+
+def add_nodes(parser: argparse.ArgumentParser) -> None:
+    """Adds those of `train` and `resume`."""
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--nodes", type=Path, metavar="FILE", help="on the nodes of a nodes.yaml")
+    several.add_argument("--local-nodes", type=int, metavar="N", help="on N nodes on this machine, to try it")
+    several.add_argument("--on", choices=("ray",), help="on a Ray cluster at hand, or one made on this machine")
+    parser.add_argument("--trainers", type=int, metavar="N", help="with --on ray: how many processes train")
+    parser.add_argument(
+        "--restarts", type=int, metavar="N", help="with --on ray: how often they start again after a loss (default: 3)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="with --on ray: who is silent so long is lost (default: 60)"
+    )
+    parser.add_argument("--encrypt", action="store_true", help="with --on ray: encrypt rows between nodes")
+    parser.add_argument("--node", metavar="NAME", help="with --nodes: start, or be, this node alone")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands that start the nodes")
+
+
+def on_ray(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options of `--on ray`; empty without it.
+
+    Raises:
+        InputError: an option is missing, or does not go with the others.
+    """
+    given = {"trainers": args.trainers, "restarts": args.restarts, "timeout": args.timeout}
+    given = {name: value for name, value in given.items() if value is not None}
+    if args.encrypt:
+        given["encryption"] = True
+    if args.on is None:
+        for name in given:
+            raise InputError("goes with --on ray", "--encrypt" if name == "encryption" else f"--{name}")
+        return {}
+    for option, value in (("--node", args.node), ("--dry-run", args.dry_run)):
+        if value:
+            raise InputError("does not go with --on ray", option)
+    if args.trainers is None:
+        raise InputError("needs --trainers N", "--on ray")
+    return given

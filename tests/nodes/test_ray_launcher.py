@@ -1,0 +1,330 @@
+"""What runs on Ray needs of it, and the actors' own work: without Ray. With it: tests/nodes/test_on_ray.py."""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from marius_oac.errors import InputError
+from marius_oac.nodes.launch.agent import LOST
+from marius_oac.nodes.launch.on_ray import driver
+from marius_oac.nodes.launch.on_ray.actor import TrainerActor, free_ports
+from marius_oac.nodes.launch.on_ray.driver import RayRequest, made, resources_of
+
+PATIENCE = 60
+
+
+def node(alive=True, **resources):
+    return {"Alive": alive, "Resources": resources}
+
+
+@pytest.mark.parametrize(
+    "nodes, how, asked",
+    [
+        ([node(CPU=2)], {}, {"CPU": 1}),
+        ([node(CPU=8), node(CPU=8)], {}, {"CPU": 8}),
+        ([node(CPU=8), node(CPU=4)], {}, {"CPU": 4}),
+        ([node(CPU=8), node(CPU=8)], {"threads": 3}, {"CPU": 3}),
+        ([node(CPU=8, GPU=2)], {}, {"CPU": 4, "GPU": 1}),
+        ([node(CPU=8, GPU=2)], {"gpu": False}, {"CPU": 4}),
+        ([node(CPU=8, GPU=1)], {}, {"CPU": 4}),
+        ([node(CPU=8, memory=300.0)], {"memory": 100}, {"CPU": 4, "memory": 100}),
+    ],
+)
+def test_each_asks_for_its_share(nodes, how, asked):
+    assert resources_of(RayRequest(2, {}, **how), nodes) == asked
+
+
+@pytest.mark.parametrize(
+    "nodes, how, part",
+    [
+        ([node(CPU=1)], {}, "room for 1 of 2 (1 CPU each)"),
+        ([node(CPU=8), node(alive=False, CPU=8)], {"threads": 5}, "room for 1 of 2 (5 CPU each)"),
+        ([node(CPU=8, GPU=1)], {"gpu": True}, "1 CPU, a GPU each"),
+        ([node(CPU=8, memory=1 << 30)], {"memory": 1 << 30}, "1.00 GiB each"),
+    ],
+)
+def test_a_cluster_that_is_too_small_is_refused(nodes, how, part):
+    with pytest.raises(InputError) as error:
+        resources_of(RayRequest(2, {}, **how), nodes)
+    assert part in str(error.value) and error.value.exit_code == 2
+
+
+def test_nodes_are_named_as_those_of_one_machine():
+    found = [{"ports": [1, 20001], "cores": 2}, {"ports": [2, 20002], "cores": 8}]
+    local = made(RayRequest(2, {}), found, ["127.0.0.1"] * 2, {"CPU": 4.0})
+    assert [(each.name, each.port, each.cores, each.gpus) for each in local.nodes] == [
+        ("node0", None, 2, None), ("node1", None, 4, None)
+    ]  # fmt: skip
+    far = made(RayRequest(2, {}, timeout=7, encryption=True), found, ["10.0.0.1", "10.0.0.2"], {"CPU": 1.0, "GPU": 1.0})
+    assert [(each.address, each.port, each.gpus) for each in far.nodes] == [
+        ("10.0.0.1", 20001, (0,)), ("10.0.0.2", 20002, (0,))
+    ]  # fmt: skip
+    assert (far.timeout, far.encryption) == (7, True)
+
+
+def test_ports_are_free_and_no_connection_gets_them():
+    first, last = (int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    found = free_ports("127.0.0.1", 2)
+    assert len(set(found)) == 2 and not any(first <= port <= last for port in found)
+
+
+@pytest.fixture
+def started():
+    """Starts programs, each in the care of an actor; a program is told where to write to."""
+    actors = []
+
+    def start(program, timeout=PATIENCE, secret="s" * 64, **job):
+        actor = TrainerActor()
+        actors.append(actor)
+        return actor, actor.start(["-c", program], job, secret, os.getcwd(), timeout)
+
+    yield start
+    for actor in actors:
+        actor._process.kill()
+        actor._thread.join()
+        actor._process.stdout.close()
+        actor._process.stderr.close()
+
+
+def until_the_end(actor, asked=0):
+    out, err, code = b"", b"", None
+    until = time.monotonic() + PATIENCE
+    while code is None:
+        assert time.monotonic() < until
+        more, errors, code = actor.poll(asked, 0.1)
+        out, err = out + more, err + errors
+    return out, err, code
+
+
+def test_a_process_gets_its_job_and_secret_and_all_output_comes(started):
+    program = (
+        "import json, os, sys; job = json.load(sys.stdin); print(job['a'], os.environ['MARIUS_OAC_SECRET'][:3], "
+        "int(os.environ['MARIUS_OAC_PARENT']) == os.getppid()); print('x' * 300000, file=sys.stderr); sys.exit(7)"
+    )
+    out, err, code = until_the_end(started(program, a=5)[0])
+    assert out == b"5 sss True\n" and err == b"x" * 300000 + b"\n" and code == 7
+
+
+def test_the_secret_is_on_no_command_line(started):
+    actor, pid = started(
+        "import sys; sys.stdin.read(); print(1, flush=True); import time; time.sleep(99)", a="secret too"
+    )
+    until, out = time.monotonic() + PATIENCE, b""
+    while not out:
+        assert time.monotonic() < until
+        out = actor.poll(0, 0.05)[0]
+    words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert b"import sys" in words and b"sss" not in words and b"too" not in words
+
+
+WAITING = """
+import signal, sys
+def note(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(143)
+signal.signal(signal.SIGINT, note), signal.signal(signal.SIGTERM, note)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_requests_to_stop_reach_the_process_in_order(started):
+    actor, _ = started(WAITING)
+    out = b""
+    for asked, word in ((0, b"ready\n"), (1, b"SIGINT\n"), (2, b"SIGTERM\n")):
+        until = time.monotonic() + PATIENCE
+        while word not in out:
+            assert time.monotonic() < until
+            out += actor.poll(asked, 0.05)[0]
+    assert out == b"ready\nSIGINT\nSIGTERM\n"
+    assert until_the_end(actor, 2)[2] == 143
+
+
+def test_a_process_ends_when_the_driver_is_silent(started):
+    actor, _ = started(WAITING, timeout=0.5)
+    assert actor._ended.wait(PATIENCE)
+    out, _, code = until_the_end(actor)
+    assert b"SIGINT" in out and code == -signal.SIGKILL  # SIGINT was not enough
+
+
+class Ray:
+    """In the place of Ray: actors whose polls answer what a test says."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self):
+        self.killed = []
+
+    def wait(self, references, timeout):
+        return references[:1], references[1:]
+
+    def get(self, reference):
+        if isinstance(reference, Exception):
+            raise reference
+        return reference
+
+    def kill(self, actor):
+        self.killed.append(actor)
+
+
+def ends(*codes, restarts=3):
+    """A start whose processes have ended so; an exception: the actor is gone."""
+    ray = Ray()
+    start = driver._Start(ray, RayRequest(len(codes), {}, restarts=restarts), {"CPU": 1.0}, 0)
+    for number, code in enumerate(codes):
+        answer = code if isinstance(code, Exception) else (b"", f"words of {number}\n".encode(), code)
+        poll = SimpleNamespace(remote=lambda asked, wait, answer=answer: answer)
+        start._trainers.append(driver._Trainer(f"node{number}", SimpleNamespace(poll=poll)))
+    start._follow()
+    return start
+
+
+@pytest.mark.parametrize(
+    "codes, code",
+    [
+        ((0, 0), 0),
+        ((-9, LOST), None),
+        ((LOST, RuntimeError("gone")), None),
+        ((0, -11), None),
+        ((2, LOST), 2),
+        ((LOST, 2), 2),
+        ((1, LOST), 1),
+        ((130, LOST), None),
+        ((130, 130), 130),
+        ((-15, -15), 143),
+    ],
+)
+def test_only_a_loss_leads_to_another_start(codes, code, capsys):
+    assert ends(*codes)._ended() == code
+
+
+def test_a_lost_actor_is_named_and_the_others_are_not_asked_to_stop(capsys):
+    start = ends(LOST, RuntimeError("the node died\nand more"))
+    said = capsys.readouterr().err.splitlines()
+    assert "marius-oac: node node1: its actor or its node is gone: the node died" in said
+    assert not any("node0:" in line for line in said)
+    assert start._watch.asked == 0
+
+
+def test_what_a_node_has_said_before_it_failed_is_shown(capsys):
+    ends(LOST, 1)._ended()
+    assert "node1: words of 1" in capsys.readouterr().err
+    ends(2, 2)._ended()  # the first has said it
+    assert "node1: words" not in capsys.readouterr().err
+
+
+def test_after_a_signal_nothing_is_started_again():
+    start = ends(-9, LOST)
+    start._watch.interrupted(signal.SIGINT, None)
+    assert start._ended() == 130
+
+
+def test_all_actors_are_killed():
+    start = ends(0, 0)
+    start._end_all()
+    assert len(start._ray.killed) == 2
+
+
+@pytest.mark.parametrize(
+    "codes, starts, code", [([None, None, 0], 3, 0), ([None] * 4, 4, 1), ([2], 1, 2), ([130], 1, 130)]
+)
+def test_restarts_are_counted(monkeypatch, codes, starts, code, capsys):
+    left, attempts = list(codes), []
+
+    class Start:
+        def __init__(self, ray, request, resources, attempt):
+            attempts.append(attempt)
+
+        def run(self):
+            return left.pop(0)
+
+    class Cluster:
+        def __enter__(self):
+            return SimpleNamespace(nodes=lambda: [node(CPU=2)])
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr(driver, "cluster", lambda trainers: Cluster())
+    monkeypatch.setattr(driver, "_Start", Start)
+    assert driver.run(RayRequest(2, {})) == code and attempts == list(range(starts))
+
+
+@pytest.mark.parametrize(
+    "how, part",
+    [
+        ({"trainers": 0}, "--trainers: must be at least 1, not 0"),
+        ({"restarts": -1}, "--restarts: must be at least 0"),
+        ({"timeout": 0.0}, "--timeout: must be a number of seconds above 0"),
+        ({"timeout": float("nan")}, "--timeout"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(how, part):
+    with pytest.raises(InputError) as error:
+        driver.run(RayRequest(**{"trainers": 2, "job": {}} | how))
+    assert part in str(error.value)
+
+
+CONFIG = "data: {path: codex-s}\nmodel: {dimension: 8}\n"
+
+
+@pytest.fixture
+def train(command, tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return lambda *words: command("train", tmp_path / "config.yaml", "--out", tmp_path / "run", *words)
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (["--on", "ray"], "--on ray: needs --trainers N"),
+        (["--trainers", 2], "--trainers: goes with --on ray"),
+        (["--restarts", 0], "--restarts: goes with --on ray"),
+        (["--encrypt"], "--encrypt: goes with --on ray"),
+        (["--on", "ray", "--trainers", 2, "--dry-run"], "--dry-run: does not go with --on ray"),
+        (["--on", "ray", "--trainers", 2, "--node", "a"], "--node: does not go with --on ray"),
+        (["--on", "ray", "--trainers", 0], "--trainers: must be at least 1"),
+        (["--on", "ray", "--trainers", 2, "--set", "pipeline.mode=async-delta"], "async-delta"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(train, words, part):
+    code, _, err = train(*words)
+    assert code == 2 and len(err) == 1 and part in err[0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_the_extra_is_named(train, tmp_path):
+    code, _, err = train("--on", "ray", "--trainers", 2)
+    assert code == 2 and err == ["marius-oac: --on ray: Ray is not installed: pip install 'marius-oac[ray]'"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_has_a_run_is_refused(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    code, _, err = train("--on", "ray", "--trainers", 2)
+    assert code == 2 and "there is a run already" in err[0]
+
+
+def test_the_job_is_plain_json(train, tmp_path, monkeypatch):
+    from marius_oac.training import on_ray
+
+    asked = []
+    monkeypatch.setattr(on_ray, "run", lambda request: asked.append(request) or 0)
+    words = ["--on", "ray", "--trainers", 3, "--restarts", 1, "--timeout", 9, "--encrypt", "--trace"]
+    assert train(*words, "--set", "threads=2", "--set", "device=cpu")[0] == 0
+    (request,) = asked
+    assert (request.trainers, request.threads, request.gpu) == (3, 2, False)
+    assert (request.restarts, request.timeout, request.encryption) == (1, 9, True)
+    job = json.loads(json.dumps(request.job))
+    assert job["do"] == "train" and job["out"] == str(tmp_path / "run") and job["trace"] and "codex-s" in job["config"]
+    assert "ray" not in sys.modules
