@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from marius_oac.nodes.launch.agent import LOST
 from marius_oac.nodes.launch.on_ray import driver
 from marius_oac.nodes.launch.on_ray.actor import TrainerActor, free_ports
 from marius_oac.nodes.launch.on_ray.driver import RayRequest, made, resources_of
+from marius_oac.nodes.launch.on_ray.reaper import reaping
 
 PATIENCE = 60
 
@@ -154,6 +156,25 @@ def test_a_process_ends_when_the_driver_is_silent(started):
     assert actor._ended.wait(PATIENCE)
     out, _, code = until_the_end(actor)
     assert b"SIGINT" in out and code == -signal.SIGKILL  # SIGINT was not enough
+
+
+def test_who_uses_a_folder_is_killed_when_the_block_ends(tmp_path):
+    folder, other = tmp_path / "folder", tmp_path / "folder2"
+    folder.mkdir()
+    other.mkdir()
+    program = "import sys; print(1, flush=True); file = open(sys.argv[1], 'w'); print(2, flush=True); sys.stdin.read()"
+    users = [
+        subprocess.Popen([sys.executable, "-c", program, path / "log"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for path in (folder, other)
+    ]
+    assert [each.stdout.read(4) for each in users] == [b"1\n2\n"] * 2
+    with reaping(str(folder)):
+        assert users[0].poll() is None
+    assert users[0].wait(PATIENCE) == -signal.SIGKILL and not folder.exists()
+    assert users[1].poll() is None and other.exists()
+    for each in users:
+        each.kill()
+        each.communicate()
 
 
 class Ray:

@@ -19,6 +19,7 @@ from types import ModuleType
 from marius_oac.errors import InputError
 from marius_oac.nodes.launch.agent import variables
 from marius_oac.nodes.launch.cluster import this_machine
+from marius_oac.nodes.launch.on_ray.reaper import reaping
 
 EXTRA = "Ray is not installed: pip install 'marius-oac[ray]'"
 _OBJECTS = 80 << 20  # bytes of Ray's object store, about the least that it takes: no rows go through it
@@ -28,8 +29,6 @@ _OURS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's switch for listening on 127.0.0.1 alone, on any system
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of a change to come
     "RAY_AUTH_MODE": "token",
-    # Seconds that Ray's agents look for a cluster that has ended, when this process was killed. Ray: 60.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
 _HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
 
@@ -86,7 +85,8 @@ def _connection(ray: ModuleType, address: str) -> Iterator[None]:
 def _instance(ray: ModuleType, trainers: int) -> Iterator[None]:
     each = max(1, this_machine().cores // trainers)
     short = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="marius-oac-", dir=short, ignore_cleanup_errors=True) as folder:
+    folder = tempfile.mkdtemp(prefix="marius-oac-", dir=short)
+    with reaping(folder):
         try:
             ray.init(
                 address="local",
