@@ -152,7 +152,7 @@ def test_requests_to_stop_reach_the_process_in_order(started):
 
 
 def test_a_process_ends_when_the_driver_is_silent(started):
-    actor, _ = started(WAITING, timeout=0.5)
+    actor, _ = started(WAITING, timeout=1.0)
     assert actor._ended.wait(PATIENCE)
     out, _, code = until_the_end(actor)
     assert b"SIGINT" in out and code == -signal.SIGKILL  # SIGINT was not enough
