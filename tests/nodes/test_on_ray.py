@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -94,11 +95,14 @@ def test_an_instance_of_its_own_is_stopped_and_goes_on_to_the_same_bits(config, 
     run = started("train", config, "--out", tmp_path / "run", "--on", "ray", "--trainers", 2)
     until(lambda: checkpoints(tmp_path / "run"), run)
     there = descendants(run.pid)
-    listening = {
-        one.laddr.ip for each in there for one in each.net_connections("inet") if one.status == psutil.CONN_LISTEN
-    }
+    listening, trainers = set(), 0
+    for each in there:
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            connections = each.net_connections("inet")
+            listening |= {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+            trainers += "marius_oac.training.trainer" in " ".join(each.cmdline())
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"} and listening
-    assert sum("marius_oac.training.trainer" in " ".join(each.cmdline()) for each in there) == 2
+    assert trainers == 2
     os.kill(run.pid, signal.SIGINT)
     code, text = ended(run)
     assert code == 130 and "go on with: marius-oac resume" in text and "Traceback" not in text

@@ -1,8 +1,8 @@
 """Ends what is left of an instance of Ray when the process that has started it ends, for whatever reason.
 
 `python -m marius_oac.nodes.launch.on_ray.reaper FOLDER` waits for the end of its standard input, which that process
-holds open. Then it kills all processes that have a file in FOLDER open, as each of Ray's has its log, and removes it.
-Ray's own agents would look for their cluster for a minute or more after it was killed.
+holds open. Then it kills all other processes that have a file in FOLDER open, as each of Ray's has its log, and removes
+it. Ray's own agents would look for their cluster for a minute or more after it was killed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def reaping(folder: str) -> Iterator[None]:
             process.communicate()
 
 
-def users_of(folder: str) -> list[int]:
-    """Returns the processes that have a file in a folder open, but this one."""
+def users_of(folder: str, spared: int) -> list[int]:
+    """Returns the processes that have a file in a folder open, but this one and `spared`."""
     found = []
     for each in Path("/proc").iterdir():
-        if each.name.isdecimal() and int(each.name) != os.getpid():
+        if each.name.isdecimal() and int(each.name) not in (os.getpid(), spared):
             with suppress(OSError):  # it has ended, or is another user's
                 links = (os.readlink(one) for one in (each / "fd").iterdir())
                 if any(link.startswith(folder + os.sep) for link in links):
@@ -44,9 +44,10 @@ def users_of(folder: str) -> list[int]:
 
 def main(folder: str) -> None:
     """Waits for the end of standard input; see the head of this module."""
+    starter = os.getppid()  # Ray's library may have files open there until it ends
     sys.stdin.buffer.read()
     for _ in range(_ROUNDS):
-        users = users_of(folder)
+        users = users_of(folder, starter)
         for pid in users:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
