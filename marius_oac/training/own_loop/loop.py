@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from marius_oac.config.sections import PipelineConfig
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, NodeLost
 from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runtime.channel import Channel, Closed
 from marius_oac.runtime.telemetry import NoTelemetry
@@ -156,7 +156,11 @@ class Loop:
             back = time.perf_counter()
             self.give_back()
             self._seconds.append(min(back - given, time.perf_counter() - back + given - begun))
-        self.end()
+        try:
+            self.end()
+        except NodeLost:
+            if self._error is None:
+                raise  # else all processes have been told of the end, and another one was the first to leave
         if self._error is not None:
             raise self._error
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import marius_oac.torch as mt
-from marius_oac.errors import DivergedError, InputError
+from marius_oac.errors import DivergedError, InputError, NodeLost
 from marius_oac.pipeline.rows import LocalRows
 from marius_oac.training.own_loop import exits
 from marius_oac.training.own_loop.hand_over import HandOver
@@ -58,6 +58,31 @@ def test_an_error_of_the_loop_leaves_what_was_trained():
                 raise ZeroDivisionError
             loop.train(batch)
     assert torch.equal(loop.table(), after(7))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_process_that_has_ended_hides_no_error_of_the_loader(monkeypatch, fails):
+    """Where all are told of it, others may leave before this one."""
+    batches = key_batches(3)
+
+    def loader():
+        yield from batches
+        if fails:
+            raise OSError("no more")
+
+    def ended(way):
+        whole(way)
+        raise NodeLost("rank 1", "gone")
+
+    with (loop := Loop()).engine as engine:
+        kind, text = (OSError, "no more") if fails else (NodeLost, "rank 1: gone")
+        with pytest.raises(kind, match=text), monkeypatch.context() as patch:
+            for batch in engine.batches(loader()):
+                loop.train(batch)
+                if batch is batches[-1]:
+                    way = type(engine._loop._way)
+                    whole = way.end
+                    patch.setattr(way, "end", ended)
 
 
 def test_an_error_of_the_loader_comes_in_its_turn():
