@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.launch.agent import LOST
 from marius_oac.nodes.launch.on_ray import driver
 from marius_oac.nodes.launch.on_ray.actor import TrainerActor, free_ports
+from marius_oac.nodes.launch.on_ray.cluster import running
 from marius_oac.nodes.launch.on_ray.driver import RayRequest, made, resources_of
 from marius_oac.nodes.launch.on_ray.reaper import reaping
 
@@ -156,6 +158,24 @@ def test_a_process_ends_when_the_driver_is_silent(started):
     assert actor._ended.wait(PATIENCE)
     out, _, code = until_the_end(actor)
     assert b"SIGINT" in out and code == -signal.SIGKILL  # SIGINT was not enough
+
+
+def test_a_cluster_that_another_user_or_a_pipe_names_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    note = tmp_path / "ray" / "ray_current_cluster"
+    note.parent.mkdir()
+    assert running() is None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        note.write_text(f"{address}\n")
+        assert running() == address
+        with monkeypatch.context() as other:
+            other.setattr(os, "geteuid", lambda: note.stat().st_uid + 1)
+            assert running() is None
+    assert running() is None, "it has ended"
+    note.unlink()
+    os.mkfifo(note)
+    assert running() is None
 
 
 def test_who_uses_a_folder_is_killed_when_the_block_ends(tmp_path):

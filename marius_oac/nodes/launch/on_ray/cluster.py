@@ -24,6 +24,7 @@ from marius_oac.nodes.launch.on_ray.reaper import reaping
 EXTRA = "Ray is not installed: pip install 'marius-oac[ray]'"
 _OBJECTS = 80 << 20  # bytes of Ray's object store, about the least that it takes: no rows go through it
 _LONGEST = 24  # characters of a folder for Ray's sockets, whose paths may have 107
+_LONGEST_NOTE = 1024  # characters
 _OURS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's switch for listening on 127.0.0.1 alone, on any system
@@ -36,13 +37,13 @@ _HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000
 @contextmanager
 def cluster(trainers: int) -> Iterator[ModuleType]:
     """Yields Ray, connected to a cluster: the one that this process uses already, the one that RAY_ADDRESS names, or
-    one that `ray start` has started on this machine; else to an instance for this block alone, with room for so many
-    trainers.
+    one that this user has started on this machine by `ray start`; else to an instance for this block alone, with room
+    for so many trainers.
 
     Raises:
         InputError: Ray is not installed, or nothing answers at RAY_ADDRESS.
     """
-    address = os.environ.get("RAY_ADDRESS") or _running()
+    address = os.environ.get("RAY_ADDRESS") or running()
     own = {} if address else _OURS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with variables(own):  # Ray reads some of them when it is imported
         try:
@@ -56,11 +57,17 @@ def cluster(trainers: int) -> Iterator[ModuleType]:
             yield ray
 
 
-def _running() -> str | None:
-    """The address of a cluster that runs on this machine, where `ray start` has noted it."""
+def running() -> str | None:
+    """The address of a cluster that this user has started on this machine, where `ray start` has noted it.
+
+    A note by another user is passed over: who is connected to a cluster unpickles what comes from it.
+    """
     noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     try:
-        address = noted.read_text().strip()
+        with open(noted, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:  # no pipe's writer
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return None
+            address = file.read(_LONGEST_NOTE).strip()
         host, _, port = address.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, ValueError):  # there is none, or it has ended
