@@ -122,10 +122,20 @@ def _nested(value: torch.Tensor, where: str) -> Keys:
     if value.dim() != 2:
         raise InputError(f"nested keys must be bags of keys, not of {value.dim()} dimensions", where)
     if value.layout == torch.jagged:
+        _check_jagged(value, where)
         whole: Any = value.contiguous()  # without holes between the bags
         return Keys(value, whole.values(), None, None, whole.offsets())
     bags = value.unbind()
     return Keys(value, torch.cat([*bags, torch.empty(0, dtype=value.dtype)]), None, None, _offsets(map(len, bags)))
+
+
+def _check_jagged(value: Any, where: str) -> None:
+    """Raises InputError if bags lie outside of the tensor's memory, which torch does not check."""
+    offsets, lengths, count = value.offsets(), value.lengths(), len(value.values())
+    begins, ends = offsets[:-1], offsets[1:] if lengths is None else offsets[:-1] + lengths
+    inside = bool(len(offsets) and ((begins >= 0) & (begins <= ends) & (ends <= count)).all())
+    if not inside or (lengths is None and [int(offsets[0]), int(offsets[-1])] != [0, count]):
+        raise InputError(f"the offsets of nested keys must ascend from 0 to {count}, the number of keys", where)
 
 
 def _offsets(lengths: Any) -> torch.Tensor:

@@ -247,7 +247,7 @@ class EmbeddingBag(Keyed):
             raise InputError(f"keys [b, n] come without offsets and keys [n] with them, not {list(keys.shape)} "
                              f"with{'out' * (offsets is None)}", type(self).__name__)  # fmt: skip
         elif offsets is not None:
-            _check_offsets(offsets, keys.count, type(self).__name__)
+            _check_offsets(offsets, keys.count, self.include_last_offset, type(self).__name__)
 
     def _weights(self, keys: Keys, weights: torch.Tensor | None) -> torch.Tensor | None:
         """The weights of the keys, of their shape or [n]."""
@@ -267,10 +267,12 @@ class EmbeddingBag(Keyed):
         return weights
 
 
-def _check_offsets(offsets: Any, count: int, where: str) -> None:
+def _check_offsets(offsets: Any, count: int, last: bool, where: str) -> None:
     whole = isinstance(offsets, torch.Tensor) and offsets.dtype in (torch.int64, torch.int32) and offsets.dim() == 1
     if not whole:
         raise InputError(f"offsets must be a tensor of whole numbers, [b], not {shown(offsets)}", where)
+    if last and not offsets.numel():
+        raise InputError("offsets are empty, and include_last_offset needs the last one", where)
     bounds = offsets.numpy()
     if bounds.size and (bounds[0] != 0 or bounds[-1] > count or (bounds[1:] < bounds[:-1]).any()):
         raise InputError(f"offsets must ascend from 0 to at most {count}, the number of keys", where)

@@ -11,6 +11,7 @@ from torch import nn
 import marius_oac.torch as mt
 from marius_oac.errors import DivergedError, InputError
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY
+from marius_oac.training.own_loop.key_forms import read_keys
 from tests.training.own_loop.loops import Loop, key_batches
 
 
@@ -84,12 +85,32 @@ def bag(shape, weights=None, offsets=None, **given):
         ({"shape": (3,), "offsets": torch.tensor([0, 4])}, "offsets must ascend from 0 to at most 3, the number of"),
         ({"shape": (3,), "offsets": torch.tensor([1, 2])}, "offsets must ascend from 0 to at most 3"),
         ({"shape": (3,), "offsets": torch.tensor([0, 2, 1])}, "offsets must ascend from 0 to at most 3"),
+        ({"shape": (0,), "offsets": torch.zeros(0).long(), "include_last_offset": True}, "needs the last one"),
     ],
 )
 def test_a_wrong_use_of_bags_is_told(given, line):
     with pytest.raises(InputError) as error:
         bag(**given)
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "lengths"),
+    [([0, 7], None), ([0, 7, 6], None), ([0, 4, 2, 6], None), ([1, 6], None), ([0, 5], None), ([-1, 6], None),
+     ([0, 3, 6], [3, 4]), ([0, 3, 6], [3, -1]), ([-2, 3, 6], [1, 1])],
+)  # fmt: skip
+def test_bags_beyond_a_nested_tensor_s_memory_are_told(offsets, lengths):
+    """Torch does not look at them, and would read and write there."""
+    values, lengths = torch.arange(6), lengths and torch.tensor(lengths)
+    keys = torch.nested.nested_tensor_from_jagged(values, torch.tensor(offsets), lengths)
+    with pytest.raises(InputError, match="the offsets of nested keys must ascend from 0 to 6, the number of keys"):
+        read_keys(keys, "here")
+
+
+def test_nested_keys_may_have_holes_between_bags():
+    keys = torch.nested.nested_tensor_from_jagged(torch.arange(6), torch.tensor([0, 3, 6]), torch.tensor([2, 0]))
+    found = read_keys(keys, "here")
+    assert found.flat.tolist() == [0, 1] and found.offsets.tolist() == [0, 2, 2]
 
 
 @pytest.mark.parametrize(
