@@ -30,6 +30,7 @@ from tests.bits import CASES, HERE, Case, changed, train_all
 _TEXT = {"train": "day_*.csv", "test": "test.csv", "label": "label", "numeric": [], "categorical": ["user", "item"],
          "multi_valued": [], "ignored": ["number"]}  # fmt: skip
 _NETWORK = {"model": {"batch_norm": True, "dropout": 0.2}, "training": {"optimizer": {"kind": "adam"}}}
+_IN_PARTS = {"training": {"epochs": 1, "batch_size": 4096}, "nodes": {"parts": 8}}
 GROUPS = {
     "links": ["ComplEx, codex-s", "all candidates"],
     "clicks": ["DeepFM", "clicks as text"],
@@ -50,7 +51,7 @@ def cases() -> dict[str, Case]:
         Case("all candidates", changed(links, {"evaluation": {"candidates": "all"}})),
         Case("clicks as text", changed({**clicks, "data": _TEXT}, _NETWORK)),
         Case("clicks on disk", {**clicks, "storage": {"memory": 200_000, "page": 4096}}),
-        Case("two nodes, links", {**links, "training": {"epochs": 1, "batch_size": 4096}}, ("--local-nodes", "2")),
+        Case("two nodes, links", {**links, **_IN_PARTS}, ("--local-nodes", "2")),
     ]
     return _BY_NAME | {case.name: case for case in more}
 

@@ -191,9 +191,12 @@ def test_running_statistics_are_folded_in_the_order_of_parts():
         assert norm.num_batches_tracked == 2
 
 
-def test_a_cumulative_average_is_refused():
-    with pytest.raises(ConfigError, match="momentum=None"):
-        RunningStatistics([nn.BatchNorm1d(2, momentum=None)], lambda found, size: found)
+@pytest.mark.parametrize(
+    "norm, said", [(nn.BatchNorm1d(2, momentum=None), "momentum=None"), (nn.SyncBatchNorm(2), "of all parts at once")]
+)
+def test_norms_without_statistics_by_part_are_refused(norm, said):
+    with pytest.raises(ConfigError, match=said):
+        RunningStatistics([nn.BatchNorm1d(2), norm], lambda found, size: found)
 
 
 LINKS = {"data": {"path": "graph"}, "device": "cpu"}

@@ -45,13 +45,23 @@ def test_clicks_with_batch_norm_and_dropout(log):
     on_any_number(ctr_config(log, *settings, test=log), (1, 3, 8))
 
 
+NETS = {
+    "graph": ["training.batch_size=660"],
+    "clicks": ["training.batch_size=256", "model.batch_norm=true", "model.dropout=0.2"],
+    "sage": ["training.batch_size=1320", SAGE, "encoder.dropout=0.2", "encoder.embeddings=5",
+             "training.regularization.weight=0", "model.decoder=distmult"],
+}  # fmt: skip
+
+
 @pytest.mark.slow
-def test_killed_and_gone_on_with_by_other_numbers_of_trainers(configs, tmp_path):
+@pytest.mark.parametrize("net", NETS)
+def test_killed_and_gone_on_with_by_other_numbers_of_trainers(configs, tmp_path, net):
     """Processes: one of two is killed, four go on and end an epoch, one ends; as one trainer that did all."""
-    task, parts = configs / "graph.yaml", ["--set", "nodes.parts=4", "--set", "training.batch_size=660"]
+    task = configs / ("clicks.yaml" if net == "clicks" else "graph.yaml")
+    parts = [word for key in ("nodes.parts=4", *NETS[net]) for word in ("--set", key)]
     run("train", task, "--local-nodes", 1, "--out", tmp_path / "one", *parts, "--set", "training.epochs=3")
     path, often = tmp_path / "several", [*OFTEN, "--set", "checkpoint.every_batches=10"]
-    kill(start("train", task, "--local-nodes", 2, "--out", path, *parts, *often), path, 25, 1)
+    kill(start("train", task, "--local-nodes", 2, "--out", path, *parts, *often), path, 15, 1)
     run("resume", path, "--local-nodes", 4, "--set", "training.epochs=2")
     run("resume", path, "--local-nodes", 1, "--set", "training.epochs=3")
     assert digests(path) == digests(tmp_path / "one")

@@ -47,10 +47,11 @@ SERVER = {"trainers": 0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["clicks", "graph"])
-def test_a_node_that_only_serves_changes_no_bit(configs, tmp_path, task):
+@pytest.mark.parametrize("task, parts", [("clicks", "null"), ("graph", 4)])
+def test_a_node_that_only_serves_changes_no_bit(configs, tmp_path, task, parts):
     """It comes first by name, and between the two that train; from its checkpoint the run goes on, to the same bits."""
-    command = ["train", configs / f"{task}.yaml", "--set", SMOOTH, "--set", "checkpoint.every_batches=100"]
+    often = ["--set", "checkpoint.every_batches=100", "--set", f"nodes.parts={parts}"]
+    command = ["train", configs / f"{task}.yaml", "--set", SMOOTH, *often]
     run(*command, "--local-nodes", 2, "--out", tmp_path / "two")
     served = tmp_path / "served"
     train(tmp_path, "bac", *command, "--out", served, a=SERVER, c={"shards": False})

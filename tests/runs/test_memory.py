@@ -11,13 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.graphs.memory_plan import BOUND, make_graph, measure
+from marius_oac.data.batches.rank_slice import RankSlice, with_share
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
 from marius_oac.runs.memory.plan import MemoryPlan, Need
 from marius_oac.runs.session import Session
 from marius_oac.runtime.machine import cgroups
+from marius_oac.tasks.ctr.build import make_ctr_network, tables_of
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction import memory as graph_memory
+from marius_oac.tasks.link_prediction.build import make_planner
 from marius_oac.tasks.link_prediction.memory import plan_memory
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training import local
@@ -76,6 +79,21 @@ def test_more_of_anything_needs_more(graph, tmp_path):
     assert need(more, "checkpoints", "disk") == need(plan, "checkpoints", "disk") * 11 / 4
 
 
+@pytest.mark.parametrize("parts, levels", [(1, 1), (4, 2), (5, 3)])
+def test_copies_of_virtual_parts_are_counted_over_nodes(graph, tmp_path, parts, levels):
+    """Each part's rows, and a sum over the batch's rows for each level of the tree."""
+    config = tiny_config(graph, f"nodes.parts={parts}")
+
+    def planned(here):
+        needs = plan_memory(config, graph, tmp_path, here).needs
+        return [need.num_bytes for need in needs if need.what == "virtual parts"]
+
+    planner, row = make_planner(config, graph), 4 * config.model.dimension
+    rows = [with_share(planner, RankSlice(part, parts)).plan(0).rows[0].size for part in range(parts)]
+    assert planned(here=7) == [row * sum(rows) + levels * planner.plan(0).rows[0].size * (row + 1)]
+    assert planned(here=None) == []
+
+
 def test_what_fits_is_printed(capsys):
     needs = (
         Need("host", "tables", 3 << 30, "model.dimension"),
@@ -130,6 +148,15 @@ def test_keys_of_a_log_are_counted_where_their_number_is_known(tmp_path, capacit
         assert needs["host", "keys on disk"] == needs["disk", "keys"] >= 16 * capacity
     else:
         assert {what.endswith(" at first") for _, what in needs} == {True} and not any(needs.values())
+
+
+def test_copies_of_virtual_parts_of_a_log_are_at_most_those_of_its_ids(tmp_path):
+    config = ctr_config(small_log(tmp_path / "log.parquet", rows=100), "nodes.parts=8")
+    task = start_ctr_task(config)[0]
+    alone, over_nodes = ({need.what: need.num_bytes for need in task.plan_memory(tmp_path, n).needs} for n in (None, 0))
+    ids = sum(table.max_ids for table in tables_of(config, make_ctr_network(config)))
+    assert over_nodes.pop("virtual parts") >= 4 * 4 * config.training.batch_size * ids * config.model.dimension
+    assert alone.keys() == over_nodes.keys()
 
 
 def test_what_is_available_is_what_the_groups_leave(graph, tmp_path, monkeypatch):

@@ -80,15 +80,15 @@ class Group(Abortable):
         self.bytes_sent += sum(each.nbytes for rank, each in enumerate(sent) if rank != self.rank)
 
     def all_gather(self, mine: torch.Tensor, every: Sequence[torch.Tensor]) -> None:
-        """Overwrites `every[r]` by member r's `mine`.
+        """Overwrites `every[r]` by member r's `mine`, as `all_to_all` does.
+
+        Each member sends to each other at once. gloo's own waits for a neighbour `size` - 1 times: with 8 members on
+        two cores that takes 2.5 ms of each processor, and this 0.9 ms.
 
         Raises:
             ValueError: a tensor is not contiguous.
         """
-        for tensor in (mine, *every):
-            _check(tensor)
-        self._all_gather(mine, every)
-        self.bytes_sent += (self.size - 1) * mine.nbytes
+        self.all_to_all([mine] * self.size, every)
 
     def gather(self, value: Any) -> list[Any]:
         """Returns every member's value, by rank, as JSON returns it (tuples as lists, keys as strings).
@@ -137,9 +137,6 @@ class Group(Abortable):
 
     @abstractmethod
     def _all_to_all(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None: ...
-
-    @abstractmethod
-    def _all_gather(self, mine: torch.Tensor, every: Sequence[torch.Tensor]) -> None: ...
 
     @abstractmethod
     def _gather(self, text: bytes) -> list[bytes]: ...

@@ -59,10 +59,6 @@ class ThreadGroup(Group):
         for tensor, theirs in zip(received, every, strict=True):
             tensor.copy_(theirs[self.rank])
 
-    def _all_gather(self, mine: torch.Tensor, every: Sequence[torch.Tensor]) -> None:
-        for tensor, theirs in zip(every, self._meet("all_gather", mine.clone(), mine.shape), strict=True):
-            tensor.copy_(theirs)
-
     def _gather(self, text: bytes) -> list[bytes]:
         return self._meet("gather", text)
 

@@ -119,9 +119,6 @@ class TorchGroup(Group):
         for tensor, part in zip(received, found.split(incoming), strict=True):
             tensor.view(-1).copy_(part)
 
-    def _all_gather(self, mine: torch.Tensor, every: Sequence[torch.Tensor]) -> None:
-        self._call(lambda: dist.all_gather(list(every), mine, group=self._process_group))
-
     def _gather(self, text: bytes) -> list[bytes]:
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.names]
         mine = torch.tensor([len(text)], dtype=torch.int64)

@@ -27,11 +27,14 @@ class RunningStatistics:
         exchange: see `Exchange`.
 
     Raises:
-        ConfigError: a norm keeps a cumulative average (`momentum=None`).
+        ConfigError: a norm keeps a cumulative average (`momentum=None`), or takes its statistics over all trainers.
     """
 
     def __init__(self, norms: Sequence[nn.Module], exchange: Exchange):
         self._norms: list[Any] = [each for each in norms if getattr(each, "running_mean", None) is not None]
+        if any(isinstance(each, nn.SyncBatchNorm) for each in self._norms):
+            what = "a SyncBatchNorm needs the activations of all parts at once, and a trainer computes its parts one "
+            raise ConfigError(what + "after the other; use BatchNorm1d, whose statistics are the part's", "nodes.parts")
         if any(each.momentum is None for each in self._norms):
             raise ConfigError("a batch norm with momentum=None has no statistics by part; give it one", "nodes.parts")
         self._exchange = exchange

@@ -14,8 +14,8 @@ from marius_oac.nodes.shards.placement import Route
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.types import Plan, Planner
 
-Gather = Callable[[Sequence[Any]], tuple[Sequence[Route], Sequence[np.ndarray], Sequence[Sequence[np.ndarray]]]]
-"""Returns the routes to all rows of some plans, these rows, and of each plan and table their places among them."""
+Gathered = tuple[Sequence[Route], Sequence[np.ndarray], Sequence[Sequence[np.ndarray]]]
+"""The routes to all rows of some plans, these rows, and of each plan and table their places among them, int64 [n]."""
 
 
 class PartPlanner:
@@ -25,10 +25,12 @@ class PartPlanner:
         planners: one for each part, by number.
         parts: this trainer's.
         every: number of all parts.
-        gather: of the task's rows.
+        gather: returns those of some plans' rows.
     """
 
-    def __init__(self, planners: Sequence[Planner], parts: range, every: int, gather: Gather):
+    def __init__(
+        self, planners: Sequence[Planner], parts: range, every: int, gather: Callable[[Sequence[Any]], Gathered]
+    ):
         self._planners, self._parts, self._gather = [planners[part] for part in parts], parts, gather
         self._blocks = blocks_of(parts, every)
         self.tables = planners[0].tables

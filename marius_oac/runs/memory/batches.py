@@ -9,13 +9,14 @@ import torch
 
 from marius_oac.config.sections import StorageConfig
 from marius_oac.config.task import TaskConfig
+from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner, with_share
 from marius_oac.models.compute.arranged import arranged
 from marius_oac.pipeline.device import buffer_bytes
 from marius_oac.pipeline.packing import data_bytes
 from marius_oac.runs.memory.plan import BATCH_KEYS, Need, batches_held, key_to_lower, room_for
 from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
 from marius_oac.storage.sizes import check_batch, paged_sizes
-from marius_oac.types import Plan, TableSpec, arrays_of
+from marius_oac.types import Plan, TableSpec, arrays_of, present
 
 
 def table_needs(
@@ -46,6 +47,23 @@ def ahead_bytes(config: TaskConfig, plan_bytes: int) -> int:
     return (config.storage.look_ahead + config.pipeline.room) * plan_bytes if config.storage.paged else 0
 
 
+def part_needs(parts: int, rows: int, copied: int, floats: int, key: str) -> list[Need]:
+    """What a trainer with all virtual parts of a batch holds beside it: each part's copy of its rows, `copied` in all,
+    and a sum over the batch's rows for each level of the tree of parts.
+
+    Args:
+        rows: of the batch. floats: of a row's values. key: makes the batch smaller.
+    """
+    levels = max(1, (parts - 1).bit_length())
+    return [Need("host", "virtual parts", 4 * floats * copied + levels * rows * (4 * floats + 1), key)]
+
+
+def rows_of_parts(planner: SlicedPlanner, parts: int) -> int:
+    """Rows of the virtual parts of the first batch, each by itself."""
+    plans = (with_share(planner, RankSlice(part, parts)).plan(0) for part in range(parts))
+    return sum(rows.size for plan in plans for rows in plan.rows if plan.data.share)
+
+
 @dataclass(frozen=True)
 class BatchMemory:
     """Of a run whose batches are like `plan`, the first one.
@@ -55,6 +73,7 @@ class BatchMemory:
         layouts: of each table.
         rows: of a batch as it comes, in all tables.
         shared_rows: the ids of all plans' rows are one array.
+        of_parts: `rows_of_parts`; 0: there are none.
 
     Raises:
         ConfigError: the memory for rows can't hold the batch.
@@ -66,6 +85,7 @@ class BatchMemory:
     layouts: Mapping[str, RowLayout]
     rows: int
     shared_rows: bool = False
+    of_parts: int = 0
 
     def __post_init__(self) -> None:
         for layout, rows in zip(self.layouts.values(), self.plan.rows, strict=True):
@@ -84,7 +104,11 @@ class BatchMemory:
         plans = (held + in_flight + pipeline.most_workers("plan")) * plan_bytes + ahead_bytes(self.config, plan_bytes)
         key = key_to_lower(self.config, "pipeline.in_flight", *BATCH_KEYS)
         if device.type == "cpu":
-            return [Need("host", "batches", held * self.rows * (4 * self.width + 8) + plans, key)]
+            batches = Need("host", "batches", held * self.rows * (4 * self.width + 8) + plans, key)
+            if not self.of_parts:
+                return [batches]
+            floats = sum(each.dimension for each in self.layouts.values())
+            return [batches, *part_needs(present(self.config.nodes.parts), self.rows, self.of_parts, floats, key)]
         data = arranged(self.plan.data, self.plan.rows, device)
         staged = buffer_bytes(self.tables, self.layouts.values(), data)
         beside = data_bytes(data) - data_bytes(self.plan.data)

@@ -243,9 +243,9 @@ class ShardedTask(Task):
         return Components(routed, stores, step, device, rows.readers(source), segments, source)
 
     def _part_planner(self, planner: SlicedPlanner, parts: int) -> RoutedPlanner:
-        # Each part is read by itself: planners keep no more than one share of a block of a log.
-        planners = [with_share(planner, RankSlice(part, parts, dispatched=True)) for part in range(parts)]
         own = parts_of(self.share.rank, self.share.count, parts)
+        # Several parts are read one by one: planners keep no more than one share of a block of a log.
+        planners = [with_share(planner, RankSlice(part, parts, dispatched=len(own) > 1)) for part in range(parts)]
         return RoutedPlanner(PartPlanner(planners, own, parts, self.rows.gathered), lambda plan: cast(RoutedPlan, plan))
 
     def _told(self) -> dict[str, Any]:

@@ -17,7 +17,8 @@ import numpy as np
 
 from marius_oac.data.batches.rank_slice import SlicedPlanner
 from marius_oac.nodes.shards.exchange import RemoteSource
-from marius_oac.nodes.shards.placement import Placement, Route
+from marius_oac.nodes.shards.part_planner import Gathered
+from marius_oac.nodes.shards.placement import Placement
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.shards.values import ValueFormat
@@ -74,9 +75,7 @@ class SpreadRows(ABC):
         """Returns the plan with the route to its rows."""
 
     @abstractmethod
-    def gathered(
-        self, plans: Sequence[Any]
-    ) -> tuple[Sequence[Route], Sequence[np.ndarray], Sequence[Sequence[np.ndarray]]]:
+    def gathered(self, plans: Sequence[Any]) -> Gathered:
         """Returns the routes to all rows of some plans, of each table; these rows; and of each plan and table the
         places of its rows among them, int64 [n]."""
 
@@ -121,6 +120,11 @@ class SpreadRows(ABC):
     @abstractmethod
     def counts(self) -> dict[str, int]:
         """Returns figures of this process's tables, by name; the summary has their sums."""
+
+
+def of_one_plan(plan: RoutedPlan) -> Gathered:
+    """Returns what `SpreadRows.gathered` does of a single plan, whose rows are different ones."""
+    return plan.routes, plan.rows, [[np.arange(rows.size) for rows in plan.rows]]
 
 
 def load_rows(store: ParameterStore, whole: Checkpoint, source: np.ndarray) -> None:

@@ -16,13 +16,14 @@ from marius_oac.data.logs.batches import LogPlan
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
+from marius_oac.nodes.shards.part_planner import Gathered
 from marius_oac.nodes.shards.placement import Placement, Route, route_keys, shard_of_keys, unique_keys
 from marius_oac.nodes.shards.pooling import pool_table, spans_of
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import KeyedTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows
+from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows, of_one_plan
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.keys.table import NO_KEY, KeyTable, SharedKeys, is_shared
@@ -132,8 +133,10 @@ class KeyedRows(SpreadRows):
             tables.append(indices)
         return RoutedPlan.of(plan, routes, rows=rows, data=replace(plan.data, tables=tuple(tables)))
 
-    def gathered(self, plans: Sequence[LogPlan]) -> tuple[list[Route], list[np.ndarray], list[list[np.ndarray]]]:
+    def gathered(self, plans: Sequence[LogPlan]) -> Gathered:
         """See `SpreadRows.gathered`; neither keys that are admitted late nor pooled bags."""
+        if len(plans) == 1:
+            return of_one_plan(self.routed(plans[0]))
         routes, found, places = [], [], [list[np.ndarray]() for _ in plans]
         for table in range(len(self.tables)):
             own = [plan.distinct[table].asked for plan in plans]

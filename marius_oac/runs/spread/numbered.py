@@ -17,12 +17,13 @@ from marius_oac.evaluation.scores import EntityReader
 from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
-from marius_oac.nodes.shards.placement import IdPlaces, Route
+from marius_oac.nodes.shards.part_planner import Gathered
+from marius_oac.nodes.shards.placement import IdPlaces
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows
+from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows, of_one_plan
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
@@ -93,8 +94,10 @@ class NumberedRows(SpreadRows):
         """See `SpreadRows.routed`."""
         return RoutedPlan.of(plan, [self.places.route(rows) for rows in plan.rows])
 
-    def gathered(self, plans: Sequence[Plan]) -> tuple[list[Route], list[np.ndarray], list[list[np.ndarray]]]:
+    def gathered(self, plans: Sequence[Plan]) -> Gathered:
         """See `SpreadRows.gathered`."""
+        if len(plans) == 1:
+            return of_one_plan(self.routed(plans[0]))
         found, places = [], [list[np.ndarray]() for _ in plans]
         for table in range(len(self.layouts)):
             own = [plan.rows[table] for plan in plans]

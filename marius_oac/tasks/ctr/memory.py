@@ -18,7 +18,7 @@ from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.kernels.cpu.keys import RECORD
 from marius_oac.kernels.gpu import choice
 from marius_oac.pipeline.device import SLACK
-from marius_oac.runs.memory.batches import ahead_bytes, rows_place, table_needs
+from marius_oac.runs.memory.batches import ahead_bytes, part_needs, rows_place, table_needs
 from marius_oac.runs.memory.plan import (
     BATCH_KEYS,
     KERNEL_BYTES,
@@ -74,7 +74,7 @@ def _compute_bytes(
     return (2 * (1 + states) + 1) * dense + click_step_bytes(config, tables, weighted, choice.chosen(device))
 
 
-def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
+def plan_ctr_memory(config: CtrConfig, folder: Path, over_nodes: bool = False) -> MemoryPlan:
     """Returns the memory plan of a run that starts now and writes to `folder`.
 
     How many keys a log holds is not known before it has been read. Tables are planned with the rows that
@@ -112,6 +112,10 @@ def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
         Need("host", "batches", held * size * row_bytes + plans, key),
         Need(place, "compute", compute, key_to_lower(config, *BATCH_KEYS, "evaluation.batch_size")),
     ]
+    if over_nodes and config.nodes.parts:
+        for table, layout in zip(tables, layouts, strict=True):
+            most = size * table.max_ids
+            needs += part_needs(config.nodes.parts, most, most, layout.dimension, key)
     if place == "device":
         staged = sum(table.max_ids * (4 * layout.width + 16) for table, layout in zip(tables, layouts, strict=True))
         arranged = 16 * size * ids * choice.chosen(device)

@@ -145,7 +145,7 @@ class CtrTask(Task):
 
     def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:
         """See `Task.plan_memory`; the rows are unknown before training."""
-        return plan_ctr_memory(self.config, folder)
+        return plan_ctr_memory(self.config, folder, over_nodes=held is not None)
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """See `Task.build`; a table for each width of rows."""

@@ -28,7 +28,7 @@ from marius_oac.models.link_prediction.handwritten import _WAVE_SCORES, is_handw
 from marius_oac.models.link_prediction.losses import make_loss
 from marius_oac.models.link_prediction.regularizers import penalized
 from marius_oac.models.link_prediction.step import relation_width
-from marius_oac.runs.memory.batches import BatchMemory, table_needs
+from marius_oac.runs.memory.batches import BatchMemory, rows_of_parts, table_needs
 from marius_oac.runs.memory.plan import (
     BATCH_KEYS,
     KERNEL_BYTES,
@@ -82,7 +82,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Returns the memory plan of a run that starts now and writes to `folder`; plans the first batch to see its size.
 
-    `here`: how many of the entities' rows this process holds; None: all.
+    `here`: how many of the entities' rows this process holds over nodes; None: all, on one machine.
     """
     program = psutil.Process().memory_info().rss
     free = available(device := pick_device(config.device), folder, program, config.storage.path)
@@ -94,7 +94,9 @@ def plan_memory(
         rows = min(rows, present(ordering.buffer) * -(-graph.num_nodes // present(ordering.partitions)))
     layouts = {table.name: entity_layout(config) for table in planner.tables}
     shared = config.training.negatives.all and not encoder
-    batches = BatchMemory(config, plan, planner.tables, layouts, rows, shared)
+    parts = config.nodes.parts if here is not None else None
+    copied = rows_of_parts(planner, parts) if parts and layouts else 0
+    batches = BatchMemory(config, plan, planner.tables, layouts, rows, shared, copied)
     here = graph.num_nodes if here is None else here
     relations = num_model_relations(config, graph) * _relation_bytes(config)
     encoding, encoded = encoder.encoding_needs(config.evaluation.memory << 20) if encoder else (0, 0)

@@ -9,7 +9,7 @@ import psutil
 from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.data.batches.nodes import NodePlanner
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.runs.memory.batches import BatchMemory, table_needs
+from marius_oac.runs.memory.batches import BatchMemory, rows_of_parts, table_needs
 from marius_oac.runs.memory.plan import KERNEL_BYTES, MemoryPlan, Need, available
 from marius_oac.runs.session import pick_device
 from marius_oac.tasks.encoder.build import GraphEncoder
@@ -27,13 +27,15 @@ def plan_memory(
 ) -> MemoryPlan:
     """Returns the memory plan of a run that starts now and writes to `folder`; plans the first batch to see its size.
 
-    `held`: how many of the nodes' rows this process holds; None: all.
+    `held`: how many of the nodes' rows this process holds over nodes; None: all, on one machine.
     """
     here = graph.num_nodes if held is None else held
     program = psutil.Process().memory_info().rss
     device, plan = pick_device(config.device), planner.plan(0)
     layouts = {table.name: entity_layout(config) for table in planner.tables}
-    batches = BatchMemory(config, plan, planner.tables, layouts, sum(map(len, plan.rows)))
+    parts = config.nodes.parts if held is not None else None
+    copied = rows_of_parts(planner, parts) if parts and layouts else 0
+    batches = BatchMemory(config, plan, planner.tables, layouts, sum(map(len, plan.rows)), of_parts=copied)
     encoding, on_disk = encoder.encoding_needs(config.evaluation.memory << 20)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, None),
