@@ -107,9 +107,8 @@ class ShardServer:
 
     def fail(self, error: BaseException) -> None:
         """Makes every trainer's calls raise `NodeLost` with this error."""
-        why = str(error) if isinstance(error, MariusOacError) else f"{type(error).__name__}: {error}"
         for endpoint in self._endpoints:
-            endpoint.fail(why)
+            endpoint.fail(reason_of(error))
 
     def _serve(self, endpoint: Server) -> None:
         try:
@@ -182,3 +181,9 @@ class ShardServer:
                 endpoint.close()
         for thread in self._threads:
             thread.join()
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns what trainers are told of an error."""
+    kind = "" if isinstance(error, MariusOacError) else type(error).__name__
+    return ": ".join(filter(None, (kind, str(error))))

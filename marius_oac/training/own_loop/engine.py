@@ -339,7 +339,7 @@ class Engine(Closable):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         known = self._failed
         if error is not None:
-            self._home.abort()
+            self._home.abort(error)
         self.close()
         if error is None and self._failed is not None and self._failed is not known:
             raise self._failed

@@ -76,8 +76,8 @@ class Home:
             return load(lambda call, value: [value], ALONE, folder, parts)
         return checkpoints.load(part_at(folder).open(), parts) if there else None
 
-    def abort(self) -> None:
-        """Called before `close` where the program does not go on."""
+    def abort(self, error: BaseException) -> None:
+        """Called before `close` where the program does not go on, because of an error."""
 
     def close(self) -> None:
         """Called when the engine takes no more batches."""

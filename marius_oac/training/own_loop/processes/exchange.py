@@ -147,6 +147,17 @@ class SharedSource(RemoteSource):
         """See `RowSource.begin`. The exchange is there already."""
         return present(self.loop)
 
+    def told(self, error: BaseException, seconds: float) -> BaseException:
+        """Returns why another process is lost, where its own server says so in that time; else the error as it is.
+
+        A process that ends tells the others why, but the end of its connection to this one's server may come before.
+        """
+        if isinstance(error, NodeLost) and error.__cause__ is None:  # else it is there, and has sent nonsense
+            for connection, thread in zip(self.connections, self._threads, strict=True):
+                if connection.name == error.node and thread.is_alive():
+                    thread.join(seconds)
+        return self.error or error
+
     def _abort_connections(self) -> None:
         """The other processes wait for this one's batches: they must find it lost, not gone."""
         for place, connection in enumerate(self.connections):

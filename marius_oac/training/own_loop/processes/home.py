@@ -5,7 +5,8 @@ Guarantees:
   averages of all gradients, in the order of ranks, so results are the same for any number of batches in flight.
 - Whatever ends a loop waits for no other process. What needs all of them (beginning a loop, drawing from loaders,
   checkpoints, closing) is agreed on by `Agreement`, which ends with one line for all where they differ.
-- A process that is gone, or has failed, ends the others with one line. `abort` makes this one be found lost.
+- A process that is gone, or has failed, ends the others with one line. One that fails, or is ended by `abort`, tells
+  the others why before any connection of it ends. They raise that reason, even if they hear of the end before it.
 - Threads (two that serve, one for each process that receive) live from the first call to `close`, or to the
   interpreter's exit.
 """
@@ -16,6 +17,7 @@ import hashlib
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -24,10 +26,10 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from marius_oac.errors import InputError, MariusOacError
+from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.nodes.launch.cluster import endpoint
 from marius_oac.nodes.shards.placement import route_keys
-from marius_oac.nodes.shards.serving import ShardServer
+from marius_oac.nodes.shards.serving import ShardServer, reason_of
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.contract import Client, Limits, Security
 from marius_oac.nodes.transport.in_process import Network
@@ -111,15 +113,16 @@ class Processes(Home):
         secret, run = self._agreement.gather("makes an engine", drawn)[0]
         security = Security(secret=hashlib.sha256(secret.encode()).digest(), run=run)
         inside, silence = Network(), min(_SILENCE, self._agreement.timeout)
+        self._silence = silence
         here, own = inside.server(names[rank], {rank: names[rank]}, limits), inside.client(names[rank], rank)
         others = {other: name for other, name in enumerate(names) if other != rank}
-        outer = ZmqServer(_listening_at(), names[rank], others, security, limits, silence, logger.warning)
+        self._outer = ZmqServer(_listening_at(), names[rank], others, security, limits, silence, logger.warning)
         self._shard = LoopShard([LoopTable(each.table, each.optimizer) for each in feedings], size, ahead=ahead)
-        self._server = ShardServer(self._shard, [(here, [rank]), (outer, list(others))], self._server_failed)
+        self._server = ShardServer(self._shard, [(here, [rank]), (self._outer, list(others))], self._server_failed)
         self._source: SharedSource | None = None
         self._stack.enter_context(self._server)
         connections: list[Client] = []
-        for other, where in enumerate(self._agreement.gather("makes an engine", outer.address)):
+        for other, where in enumerate(self._agreement.gather("makes an engine", self._outer.address)):
             if other == rank:
                 connections.append(own)
             else:
@@ -130,9 +133,11 @@ class Processes(Home):
         self._stack.enter_context(self._source)
 
     def _server_failed(self, error: BaseException) -> None:
-        """Called by a thread that serves: ends this process's loop, and tells the others."""
+        """Called by a thread that serves: tells the others, and ends this process's loop."""
         if self._source is not None:
-            self._source.fail(error)
+            error = self._source.told(error, self._silence)
+            self._outer.fail(reason_of(error))  # before: this process may end as soon as its loop has
+            self._source.fail(error)  # before: its own connection would only repeat it
         self._server.fail(error)
 
     def _reader(self, number: int) -> Callable[[KeyArray], tuple[np.ndarray, np.ndarray]]:
@@ -150,10 +155,14 @@ class Processes(Home):
 
     def _agreed(self, call: str, value: Any = None) -> list[Any]:
         """`Agreement.gather`; where it fails no process can go on."""
+        until = time.monotonic() + self._agreement.timeout
         try:
             return self._agreement.gather(call, value)
         except MariusOacError as found:
-            known = present(self._source).error
+            source = present(self._source)
+            if isinstance(found, NodeLost):  # whoever is gone may have said why
+                source.stopped.wait(min(self._silence, until - time.monotonic()))
+            known = source.error
             error = known if isinstance(known, MariusOacError) else found  # the former says more
             self._on_broken(error)
             self._fail(error)
@@ -235,12 +244,13 @@ class Processes(Home):
         """See `Home.load`."""
         return shared_checkpoints.load(self._agreed, self._share, folder, parts)
 
-    def abort(self) -> None:
-        """Makes the others find this process lost."""
-        self._fail(InputError("this process does not go on", "Engine"))
+    def abort(self, error: BaseException) -> None:
+        """See `Home.abort`. Tells the others why."""
+        self._fail(error if isinstance(error, MariusOacError) else InputError(reason_of(error), "Engine"))
 
     def _fail(self, error: MariusOacError) -> None:
         self._broken, source = True, present(self._source)
+        self._outer.fail(reason_of(source.error or error))
         source.fail(error)  # before: threads of a pipeline take the end of a connection for a normal one
         source.abort()
 
@@ -258,7 +268,7 @@ class Processes(Home):
     def end_quietly(self) -> None:
         """Called at the interpreter's exit; see `exits.Endable`."""
         if os.getpid() == self._pid and not self._closed:
-            self.abort()
+            self.abort(InputError("its interpreter exits", "Engine"))
             self.close()
 
 

@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import sys
+import threading
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,6 +20,11 @@ from torch.utils.data import DataLoader
 
 import marius_oac.torch as mt
 from marius_oac.errors import MariusOacError
+from marius_oac.nodes.shards.serving import ShardServer
+from marius_oac.nodes.transport.zmq_client import ZmqClient
+from marius_oac.training.own_loop.processes import shard
+from marius_oac.training.own_loop.processes.exchange import SharedSource
+from marius_oac.training.own_loop.processes.home import Processes
 
 COUNT, KEYS, SIZE = 12, 60, 6  # batches, keys, and keys of a batch and process
 TIMEOUT = 20
@@ -137,6 +144,20 @@ def told(lines):
         yield
     except MariusOacError as error:
         lines.append(f"{type(error).__name__}: {error}")
+
+
+def wrap(patch, kind, name, before=lambda: None, after=lambda: None):
+    """Calls these before and after each call of a method."""
+    method = getattr(kind, name)
+
+    def wrapped(self, *given, **named):
+        before()
+        try:
+            return method(self, *given, **named)
+        finally:
+            after()
+
+    patch.setattr(kind, name, wrapped)
 
 
 def kill_at_rename(when):
@@ -432,24 +453,43 @@ class Scenarios:
                 trained += 1
         return [lines, trained]
 
-    def _fails(self, train, **given):
-        """The line with which a loop ends, in an engine that is closed after."""
+    def _fails(self, train, caught=False, **given):
+        """The line with which a loop ends, in an engine that is closed after; `caught`: which does not see the
+        error."""
         lines = []
         with told(lines):
             training = Training(self.group, **given)
-            with training.engine as engine:
+            with training.engine as engine, told(lines) if caught else contextlib.nullcontext():
                 for number, batch in enumerate(engine.batches(mine(training, self.group))):
                     train(training, number, batch)
         dist.barrier()
         return [lines]
 
-    def rates(self):
+    def rates(self, caught=False):
         def train(training, number, batch):
             if number == 4:
                 training.rows.param_groups[0]["lr"] = 0.1 * (1 + self.rank)
             training.train(batch)
 
-        return self._fails(train)
+        return self._fails(train, caught)
+
+    def told_late(self):
+        """Rank 0 alone sees that rates differ. Its connections end before all its servers are told to fail, and rank 1
+        sees that end before it hears the reason. They are lost, then closed."""
+        return [*self._told_late(False), *self._told_late(True)]
+
+    def _told_late(self, caught):
+        ended, noticed = threading.Event(), threading.Event()
+        with pytest.MonkeyPatch.context() as patch:
+            if self.rank == 0:
+                wrap(patch, SharedSource, "__exit__", after=ended.set)
+                wrap(patch, ShardServer, "fail", before=ended.wait)
+            else:
+                patch.setattr(shard, "_check_alike", lambda *about: None)
+                wrap(patch, Processes, "_server_failed", after=noticed.set)
+                wrap(patch, threading.Thread, "join", before=noticed.set)  # it waits for the reason
+                wrap(patch, ZmqClient, "_server_failed", before=noticed.wait)
+            return self.rates(caught)
 
     def half_stepped(self):
         return self._fails(lambda training, number, batch: training.train(batch, step=number < 3 or self.rank == 0))

@@ -39,7 +39,7 @@ def unpadded(accumulate=1, fewer=5):
 
 
 def test_two_processes_have_the_results_of_one_and_tell_what_differs(tmp_path):
-    found = results(tmp_path, "adagrad", "resumed", "uneven", "padded", "rates", "half_stepped")
+    found = results(tmp_path, "adagrad", "resumed", "uneven", "padded", "told_late", "rates", "half_stepped", "raised")
     wanted = concatenated(2)
     for rank in range(2):
         assert near(found["adagrad"][rank], wanted) and equal(found["adagrad"][rank], found["adagrad"][0])
@@ -51,12 +51,13 @@ def test_two_processes_have_the_results_of_one_and_tell_what_differs(tmp_path):
             "InputError: Engine.batches: rank 1 has 5 batches in this pass, and rank 0 more: give all as many, "
             'or say uneven="pad"'
         ]
-        (lines,) = found["rates"][rank]
-        assert len(lines) == 1 and lines[0].endswith("the learning rate is 0.1 on rank 0 and 0.2 on rank 1")
+        for lines in (*found["rates"][rank], *found["told_late"][rank]):
+            assert len(lines) == 1 and lines[0].endswith("the learning rate is 0.1 on rank 0 and 0.2 on rank 1"), lines
         (lines,) = found["half_stepped"][rank]
         assert len(lines) == 1 and "batch 3, table '0': rank 0 has updated rows and rank 1 has not" in lines[0]
         assert [weights for weights, *_ in found["padded"][rank]] == [[1.0] * (7 - 2 * rank) + [0.0] * (2 * rank)] * 2
         assert all(near(result, unpadded()) for _, *result in found["padded"][rank])
+    assert found["raised"] == [[["NodeLost: node rank 1: it can't go on: Engine: ZeroDivisionError"]], [[]]]
     # Batches before the uneven ones are trained, and the loop after them.
     alone = Training()
     with alone.engine as engine:
@@ -165,8 +166,10 @@ def test_what_goes_wrong_in_one_process_is_told_in_all(tmp_path):
         "wrong_keys": ("batch 5, table '0': keys must be integers", "rank 0 goes no further"),
         "twice": ("a second step in one batch", "a second step in one batch"),
         "infinite": ("rows of table '0' are NaN, infinite or too large",) * 2,
-        "raised": ("node rank 1: the connection is lost", None),
-        "apart": ("node rank 1: the connection is lost", "has not come within 20 s to where rank 1 saves"),
+        "apart": (
+            "rank 1: it can't go on: node of another rank: is gone",
+            "has not come within 20 s to where rank 1 saves",
+        ),
     }
     found = results(tmp_path, *wanted)
     for name, lines in wanted.items():
