@@ -27,6 +27,7 @@ LAYERS = (
     ("runs",),
     ("tasks",),
     ("training",),
+    ("tune",),
     ("cli", "dgl", "testing", "torch"),
     ("__init__", "__main__"),
 )

@@ -15,6 +15,7 @@ from marius_oac import __version__
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.cli.machine_arguments import add_check, add_config, add_topology
 from marius_oac.cli.nodes_arguments import add_nodes, on_ray
+from marius_oac.cli.tune_arguments import add_tune
 from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.runtime.command import check_present_folder, check_system, end_at_once, run_command
@@ -160,6 +161,14 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
     return on_nodes(_request(args), resume)
 
 
+def _tune(args: argparse.Namespace) -> None:
+    from marius_oac.tune.request import TuneRequest
+    from marius_oac.tune.search import tune
+
+    shared = {name: getattr(args, name) for name in ("config", "space", "trials", "jobs", "out", "keep")}
+    report(tune(TuneRequest(overrides=tuple(args.set), **shared)))
+
+
 def _attach(args: argparse.Namespace) -> None:
     with imports():
         from marius_oac.config.cluster import ClusterConfig
@@ -265,6 +274,9 @@ def _parser() -> Parser:
     )
     resuming = command("resume", _resume, "Go on after Ctrl-C or a crash, or for more epochs.")
     _add_training(training, resuming)
+    tuning = command("tune", _tune, "Search settings: trials chosen by Optuna, compared on valid, stopped early.")
+    add_tune(tuning)
+    _add_set(tuning)
     attaching = command("attach", _attach, "Train in a run over nodes that dispatches batches; detach with Ctrl-C.")
     attaching.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `elastic_workers`")
     _add_set(attaching)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from marius_oac.config.errors import explain, first_error, flat, parse, read_mapping, where
+from marius_oac.config.errors import located, parse, read_mapping, where
 from marius_oac.config.modes import NodesConfig
 from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
@@ -110,13 +110,7 @@ class BaseConfig(Section):
         try:
             return chosen.model_validate(merged)
         except ValidationError as error:
-            first = first_error(error)
-            path = tuple(str(part) for part in first["loc"] if part in flat(merged, first["loc"]))
-            message = explain(first, chosen)
-            if first["type"] == "value_error":  # of a validator: "key: what is wrong", the key relative to the section
-                key, _, message = message.partition(": ")
-                path = (*path, *key.split("."))
-            raise ConfigError(message, where(path, source, lines, set(from_set))) from None
+            raise located(error, chosen, merged, source, lines, set(from_set)) from None
 
     def dump(self) -> str:
         """The resolved configuration as YAML: what `load` reads back to an equal Config."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticKnownError
@@ -324,6 +324,7 @@ class CtrConfig(BaseConfig):
 
     data_grows = True
     kernels = "clicks"
+    decisive_metric: ClassVar[str] = "auc"
     how_to_ask = "was trained on a click log: name the files to predict with --data"
 
     task: Literal["ctr"] = "ctr"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -127,6 +127,22 @@ def where(path: tuple[Any, ...], source: str | None, lines: Mapping[tuple[Any, .
         return f"--set {key}"
     place = None if source is None else f"{source}:{lines[path[:said]]}" if said else source
     return ": ".join(part for part in (place, key) if part) or "config"
+
+
+def located(
+    error: ValidationError, model: type[BaseModel], tree: Any, source: str | None,
+    lines: Mapping[tuple[Any, ...], int], from_set: Collection[Any] = (),
+) -> ConfigError:  # fmt: skip
+    """The first of pydantic's errors on a tree of plain values, as one line that says where it was written."""
+    first = first_error(error)
+    of_validator = first["type"] == "value_error"
+    written = flat(tree, (*first["loc"], None) if of_validator else first["loc"])
+    path = tuple(str(part) for part in first["loc"] if part in written)
+    message = explain(first, model)
+    if of_validator:  # "key: what is wrong", the key relative to the section
+        key, _, message = message.partition(": ")
+        path = (*path, *key.split("."))
+    return ConfigError(message, where(path, source, lines, set(from_set)))
 
 
 def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:

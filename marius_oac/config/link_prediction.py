@@ -208,6 +208,11 @@ class Config(BaseConfig):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
+    @property
+    def decisive_metric(self) -> str:
+        """The mean reciprocal rank, filtered if known answers are left out."""
+        return "filtered.mrr" if self.evaluation.filtered else "unfiltered.mrr"
+
     @model_validator(mode="after")
     def _combinations(self) -> Config:
         chunks = self.training.negatives.chunks

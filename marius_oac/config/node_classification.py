@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -68,6 +68,7 @@ class NodeClassificationConfig(BaseConfig):
     """Training an encoder for node classification."""
 
     kernels = "classes"
+    decisive_metric: ClassVar[str] = "accuracy"
     how_to_ask = "was trained for node classification: name the node to predict with --node"
 
     task: Literal["node_classification"]

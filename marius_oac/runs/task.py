@@ -117,9 +117,9 @@ class Task(ABC):
     peers: Peers = Peers()
 
     @property
-    @abstractmethod
     def decisive_metric(self) -> str:
-        """The metric that decides which checkpoint is best."""
+        """The metric that decides which checkpoint is best; the larger, the better."""
+        return self.config.decisive_metric
 
     @property
     @abstractmethod

@@ -128,11 +128,6 @@ class ShardedTask(Task):
         return present(self._built).dense
 
     @property
-    def decisive_metric(self) -> str:
-        """See `Task.decisive_metric`."""
-        return self.task.decisive_metric
-
-    @property
     def validates_on_a_sample(self) -> bool:
         """See `Task.validates_on_a_sample`."""
         return self.task.validates_on_a_sample

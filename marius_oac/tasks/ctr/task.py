@@ -69,7 +69,6 @@ class CtrTask(Task):
     """Training and evaluating a model of clicks on the segments of a click log."""
 
     config: CtrConfig
-    decisive_metric = "auc"
 
     def __init__(self, config: CtrConfig, log: RunLog, writable: bool = True):
         """`config` is settled; `writable` is False to use a trained model without changing it."""

@@ -47,11 +47,6 @@ class GraphTask(TaskOnGraph):
         self._evaluator: Evaluator | None = None
 
     @property
-    def decisive_metric(self) -> str:
-        """The mean reciprocal rank, filtered if known answers are left out."""
-        return "filtered.mrr" if self.config.evaluation.filtered else "unfiltered.mrr"
-
-    @property
     def fingerprint(self) -> str:
         """Digests of the graph, of the nodes' features and of the recorded order."""
         others = (self.encoder.data if self.encoder else {}) | order_fingerprint(self.config.pipeline.order)

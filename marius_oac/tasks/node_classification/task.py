@@ -49,7 +49,6 @@ class NodeClassificationTask(TaskOnGraph):
     """Training and evaluating an encoder that classifies the nodes of a graph."""
 
     config: NodeClassificationConfig
-    decisive_metric = "accuracy"
 
     def __init__(self, config: NodeClassificationConfig, graph: Graph):
         self.config, self.graph = config, graph

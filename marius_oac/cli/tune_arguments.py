@@ -1,0 +1,26 @@
+"""Arguments of `marius-oac tune`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 10_000:
+        raise argparse.ArgumentTypeError(f"must be between 1 and 10,000, not {number}")
+    return number
+
+
+def add_tune(parser: argparse.ArgumentParser) -> None:
+    """Adds them, but `--set`."""
+    parser.add_argument("config", type=Path, help="a YAML file, as of `train`: what all trials share")
+    parser.add_argument(
+        "--space", type=Path, required=True,
+        help="a YAML file: keys of the config, and the values that each may have (docs/tune.md)",
+    )  # fmt: skip
+    parser.add_argument("--trials", type=_count, default=50, help="in all, those that are there included (default: 50)")
+    parser.add_argument("--jobs", type=_count, default=1, help="trials at once, which share the cores (default: 1)")
+    parser.add_argument("--out", type=Path, help="folder of the search (default: tune/ and the config's name)")
+    parser.add_argument("--keep", action="store_true", help="keep every trial's run, not only the best one's")
