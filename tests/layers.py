@@ -27,7 +27,6 @@ LAYERS = (
     ("runs",),
     ("tasks",),
     ("training",),
-    ("tune",),
     ("cli", "dgl", "testing", "torch"),
     ("__init__", "__main__"),
 )

@@ -162,8 +162,8 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> None:
-    from marius_oac.tune.request import TuneRequest
-    from marius_oac.tune.search import tune
+    from marius_oac.training.tune.request import TuneRequest
+    from marius_oac.training.tune.search import tune
 
     shared = {name: getattr(args, name) for name in ("config", "space", "trials", "jobs", "out", "keep")}
     report(tune(TuneRequest(overrides=tuple(args.set), **shared)))

@@ -12,8 +12,8 @@ from pathlib import Path
 from marius_oac.config.space import at, written
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import write_atomically
-from marius_oac.tune.request import TuneRequest
-from marius_oac.tune.trials import Trial, TrialsFolder
+from marius_oac.training.tune.request import TuneRequest
+from marius_oac.training.tune.trials import Trial, TrialsFolder
 
 SHOWN = 5
 _TESTED = ("test.filtered.mrr", "test.filtered.hits@10", "test.auc", "test.log_loss", "test.accuracy")

@@ -1,7 +1,7 @@
-"""The process of one trial: `python -m marius_oac.tune.child REQUEST` trains, or goes on where the run was stopped.
+"""The process of one trial: `python -m marius_oac.training.tune.child REQUEST`.
 
-It is a run like any other: SIGINT stops it with a checkpoint, and its exit code is that of `marius-oac train`. It is
-killed when the search is.
+It trains, or goes on where the run was stopped. It is a run like any other: SIGINT stops it with a checkpoint, and its
+exit code is that of `marius-oac train`. It is killed when the search is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from marius_oac.config.task import load_config
 from marius_oac.errors import CheckpointError
 from marius_oac.nodes.launch.agent import end_with_parent
 from marius_oac.runtime.command import end_at_once, run_command
-from marius_oac.tune.request import Request
+from marius_oac.training.tune.request import Request
 
 
 def _work(request: Request) -> None:

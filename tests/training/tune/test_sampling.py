@@ -12,8 +12,8 @@ from marius_oac.config.space import SpaceConfig
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import json_text
 from marius_oac.runtime.files.untrusted import parse_json
-from marius_oac.tune.sampling import Sampling
-from marius_oac.tune.trials import Trial
+from marius_oac.training.tune.sampling import Sampling
+from marius_oac.training.tune.trials import Trial
 
 SPACE = {
     "rate": {"low": 0.01, "high": 1, "log": True},

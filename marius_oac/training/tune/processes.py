@@ -27,8 +27,8 @@ from marius_oac.runs.folder.metrics import MetricsFile
 from marius_oac.runtime.files.atomic import open_own
 from marius_oac.runtime.machine.cgroups import free_memory
 from marius_oac.runtime.signals import woken_by_signals
-from marius_oac.tune.request import Request
-from marius_oac.tune.trials import Trial, TrialsFolder
+from marius_oac.training.tune.request import Request
+from marius_oac.training.tune.trials import Trial, TrialsFolder
 
 LOOK_SECONDS = 0.5
 _KEPT_FREE = 1.1  # times the largest process so far
@@ -109,7 +109,7 @@ class Processes:
         text = json.dumps(asdict(request) | {"cpus": sorted(request.cpus)})
         with open(self._folder.file(trial.number, "log"), "ab", opener=open_own) as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "marius_oac.tune.child", text], stdin=subprocess.DEVNULL, stdout=log,
+                [sys.executable, "-m", "marius_oac.training.tune.child", text], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=log, start_new_session=True, env={**os.environ, PARENT: str(os.getpid())},
             )  # fmt: skip
         self.running.append(Running(trial, process, slot, self._metric))

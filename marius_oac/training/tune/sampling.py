@@ -14,7 +14,7 @@ import numpy as np
 
 from marius_oac.config.space import Choices, Range, SpaceConfig, Value
 from marius_oac.errors import InputError
-from marius_oac.tune.trials import Trial
+from marius_oac.training.tune.trials import Trial
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -10,11 +10,11 @@ from marius_oac.config.task import load_config
 from marius_oac.errors import ConfigError, InputError, MariusOacError
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runtime.console import say
-from marius_oac.tune.processes import Processes, Running
-from marius_oac.tune.request import TuneRequest
-from marius_oac.tune.results import Outcome, best_of, write_results
-from marius_oac.tune.sampling import Sampling
-from marius_oac.tune.trials import Trial, TrialsFolder
+from marius_oac.training.tune.processes import Processes, Running
+from marius_oac.training.tune.request import TuneRequest
+from marius_oac.training.tune.results import Outcome, best_of, write_results
+from marius_oac.training.tune.sampling import Sampling
+from marius_oac.training.tune.trials import Trial, TrialsFolder
 
 FIRST = 5
 """If as many trials fail at the beginning, the search ends: it is not their values."""

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from marius_oac.errors import InputError, MariusOacError
-from marius_oac.tune import search as module
-from marius_oac.tune.processes import Running
-from marius_oac.tune.request import TuneRequest
-from marius_oac.tune.trials import Trial, TrialsFolder
+from marius_oac.training.tune import search as module
+from marius_oac.training.tune.processes import Running
+from marius_oac.training.tune.request import TuneRequest
+from marius_oac.training.tune.trials import Trial, TrialsFolder
 
-BASE = Path(__file__).parents[2] / "examples" / "codex-s.yaml"
+BASE = Path(__file__).parents[3] / "examples" / "codex-s.yaml"
 
 
 class Ended:
