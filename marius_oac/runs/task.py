@@ -114,6 +114,8 @@ class Task(ABC):
     """The run's folder, if there is a run."""
     notes: Sequence[str] = ()
     """Remarks for the user, printed before training."""
+    memory_plan: MemoryPlan | None = None
+    """What the run needs, once it has been checked."""
     peers: Peers = Peers()
 
     @property

@@ -184,7 +184,8 @@ def check_task(task: Task, path: Path) -> None:
     for note in task.notes:
         logger.warning(note)
     return_freed_memory()
-    plan_memory(task, path).announce()
+    task.memory_plan = plan_memory(task, path)
+    task.memory_plan.announce()
     check_places(task.config.storage)
 
 

@@ -55,6 +55,19 @@ class MemoryPlan:
     needs: tuple[Need, ...]
     available: dict[str, int]
 
+    @property
+    def places(self) -> list[str]:
+        """The places in which something is needed."""
+        return list(dict.fromkeys(need.place for need in self.needs))
+
+    def by_place(self) -> dict[str, dict[str, int]]:
+        """Of each place, what is needed and its bytes."""
+        found: dict[str, dict[str, int]] = {place: {} for place in self.places}
+        for need in self.needs:
+            parts = found[need.place]
+            parts[need.what] = parts.get(need.what, 0) + need.num_bytes
+        return found
+
     def total(self, place: str, mapped: bool = True) -> int:
         """Bytes needed in a place, with or without those of mapped files."""
         return sum(need.num_bytes for need in self.needs if need.place == place and (mapped or not need.mapped))
@@ -78,7 +91,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         lines = []
-        for place in dict.fromkeys(need.place for need in self.needs):
+        for place in self.places:
             parts = ", ".join(f"{need.what} {size_text(need.num_bytes)}" for need in self.needs if need.place == place)
             lines.append(
                 f"{place:<7}{size_text(self.total(place)):>10} of {size_text(self.available[place])} free: {parts}"
