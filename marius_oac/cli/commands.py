@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -225,6 +226,16 @@ def _verify(args: argparse.Namespace) -> int:
     return 0 if found.sound else 2
 
 
+def _report(args: argparse.Namespace) -> None:
+    with imports():
+        from marius_oac.runs.report.page import write_report
+
+    path = write_report(args.runs, args.out)
+    report(path)
+    if args.open:
+        webbrowser.open(path.absolute().as_uri())
+
+
 def _config(args: argparse.Namespace) -> None:
     from marius_oac.config.reference import as_json_schema, as_text
 
@@ -293,6 +304,10 @@ def _parser() -> Parser:
     comparing = command("compare", _compare, "Have two runs the same bits? Exit code 0 if so, 1 if not.")
     comparing.add_argument("first", type=Path, help="folder of a run")
     comparing.add_argument("second", type=Path, help="folder of the other")
+    reporting = command("report", _report, "Make an HTML page of runs: curves, stages, memory, what bound them.")
+    reporting.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run; several are compared")
+    reporting.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: report.html in the first)")
+    reporting.add_argument("--open", action="store_true", help="show it in the browser")
     verifying = command("verify", _verify, "Read every byte of a run; is it as it was written? Exit code 2 if not.")
     verifying.add_argument("run", type=Path, help="folder of the run")
     _add_opening(commands.choices)

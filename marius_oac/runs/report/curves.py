@@ -1,0 +1,108 @@
+"""Values over the course of a run: batches, seconds and epochs as the horizontal axis, in few enough points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from marius_oac.runs.report.history import LARGEST, History
+
+AXES = {"batches": "batch", "seconds": "seconds of training", "epochs": "epoch"}
+"""What may be the horizontal axis, by its name in the page."""
+MOST_POINTS = 200
+"""Of a curve."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How far a run had come after each of its intervals.
+
+    Attributes:
+        batches, seconds: float64 [intervals + 1], beginning with 0.
+        ends: batches at the end of each epoch, float64 [epochs + 1], beginning with 0.
+    """
+
+    batches: np.ndarray
+    seconds: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, run: History) -> Course:
+        """The course of a run."""
+        batches = np.array([0.0, *(line.batch + 1.0 for line in run.intervals)])
+        seconds = np.cumsum([0.0, *(line.seconds for line in run.intervals)])
+        ends = [0.0, *(each.totals.batch + 1.0 for each in run.epochs)]
+        if len(ends) > 1 and batches[-1] > ends[-1]:  # an epoch that has not ended, as long as the last one that has
+            ends.append(max(2 * ends[-1] - ends[-2], batches[-1]))
+        return cls(batches, seconds, np.array(ends))
+
+    def at(self, axis: str, batches: np.ndarray) -> np.ndarray | None:
+        """Where on an axis a run was after so many batches, float64 [n]; None: unknown, as no epoch has ended."""
+        if axis == "batches":
+            return batches
+        if axis == "seconds":
+            return np.interp(batches, self.batches, self.seconds)
+        return np.interp(batches, self.ends, np.arange(len(self.ends))) if len(self.ends) > 1 else None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of one run, float64 [n], each after so many batches, float64 [n]."""
+
+    run: int
+    course: Course
+    batches: np.ndarray
+    values: np.ndarray
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there is more than one value."""
+        return bool(np.isfinite(self.values).sum() > 1)
+
+    def points(self, axis: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """The curve on an axis, without what is no number; None: that axis is unknown."""
+        places = self.course.at(axis, self.batches)
+        if places is None:
+            return None
+        sound = np.isfinite(self.values) & (np.abs(self.values) <= LARGEST)
+        return places[sound], self.values[sound]
+
+
+def curve(run: int, course: Course, batches: Sequence[float], values: Sequence[float | None]) -> Curve:
+    """A curve of values, None where there is none; means of neighbours where there are more than `MOST_POINTS`."""
+    places = np.array(batches, np.float64)
+    found = np.array([np.nan if value is None else value for value in values], np.float64)
+    found[np.abs(found) > LARGEST] = np.nan
+    sound = np.isfinite(found)
+    places, found = places[sound], found[sound]
+    if len(found) > MOST_POINTS:
+        cuts = np.linspace(0, len(found), MOST_POINTS + 1).astype(np.int64)
+        counts = np.diff(cuts)
+        places, found = places[cuts[1:] - 1], np.add.reduceat(found, cuts[:-1]) / counts
+    return Curve(run, course, places, found)
+
+
+def binned(
+    run: History, most: int, values: Sequence[dict[str, float]]
+) -> tuple[np.ndarray, list[dict[str, float]], np.ndarray]:
+    """Sums of values of the intervals over at most `most` bins of them.
+
+    Returns:
+        The intervals at which bins begin and end, int64 [bins + 1]; of each bin the sums by name; its seconds, float64
+        [bins].
+    """
+    count = min(most, len(run.intervals))
+    cuts = np.linspace(0, len(run.intervals), count + 1).astype(np.int64)
+    sums: list[dict[str, float]] = []
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        total: dict[str, float] = {}
+        for each in values[begin:end]:
+            for name, value in each.items():
+                total[name] = total.get(name, 0.0) + value
+        sums.append(total)
+    seconds = np.array(
+        [sum(line.seconds for line in run.intervals[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]
+    )
+    return cuts, sums, seconds

@@ -1,0 +1,184 @@
+"""Figures as SVG in the text of a page, in the page's colours, at the size at which they are read.
+
+Matplotlib draws them: it is what the benchmarks' figures are drawn with, has been kept up for twenty years, and its SVG
+is text and paths that need no script. Plotly and Vega would bring 1 to 4 MB of JavaScript into every report, and a page
+with a script of its own can not forbid those that a stranger's file might smuggle in; this one forbids all scripts.
+
+A colour of the page is drawn as a colour that nothing else has, and becomes a variable of the style sheet afterwards;
+so one drawing does for light and dark. Every figure is drawn for wide and for narrow pages: text keeps its size.
+Matplotlib is imported when the first figure is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from marius_oac.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTHS = {"wide": 700, "narrow": 340}
+"""Of a figure, in CSS pixels."""
+DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
+"""Of the runs' lines: curves of runs with the same bits lie upon each other, and all are to be seen."""
+
+_NAMED = {"ink": "#010001", "soft": "#010002", "grid": "#010003", "surface": "#010004"}
+_SERIES = {"run": 1, "stage": 2, "heat": 3}
+
+
+def colour(name: str, number: int | None = None) -> str:
+    """The stand-in for a colour of the page: `ink`, `soft`, `grid`, `surface`; `run`, `stage` or `heat` by number."""
+    return _NAMED[name] if number is None else f"#0101{_SERIES[name] << 5 | number:02x}"
+
+
+def _variable(match: re.Match[str]) -> str:
+    found = match.group().lower()
+    for name, value in _NAMED.items():
+        if found == value:
+            return f"var(--{name})"
+    code = int(found[5:], 16)
+    name = next(name for name, number in _SERIES.items() if number == code >> 5)
+    return f"var(--{name}-{code & 31})"
+
+
+Paint = Callable[["Axes", bool], None]
+"""Draws into axes; True: they are narrow."""
+
+
+def check_matplotlib() -> None:
+    """Raises InputError, with what to install, if Matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError("needs Matplotlib: pip install 'marius-oac[report]'", "marius-oac report") from None
+
+
+def draw(name: str, paint: Paint, height: int = 250) -> dict[str, str]:
+    """A figure as SVG, by width (`WIDTHS`); `name` is unique in the page, `height` in pixels."""
+    return {width: _draw(f"{name}-{width}", paint, pixels, height) for width, pixels in WIDTHS.items()}
+
+
+def _draw(name: str, paint: Paint, width: int, height: int) -> str:
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    style: Any = {
+        "svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False, "font.size": 11,
+        "font.family": ["sans-serif"], "font.sans-serif": ["DejaVu Sans"], "path.simplify": True,
+        "axes.edgecolor": colour("soft"), "axes.labelcolor": colour("soft"), "text.color": colour("ink"),
+        "xtick.color": colour("soft"), "ytick.color": colour("soft"), "grid.color": colour("grid"),
+        "axes.facecolor": "none", "figure.facecolor": "none", "axes.grid": True, "grid.linewidth": 0.8,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "lines.linewidth": 1.9,
+        "xtick.major.size": 3, "ytick.major.size": 0, "axes.spines.left": False,
+    }  # fmt: skip
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        axes.grid(visible=False, axis="x")
+        paint(axes, width < 500)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return _in_page(text.getvalue(), width, height)
+
+
+def _in_page(svg: str, width: int, height: int) -> str:
+    """The drawing as an element of an HTML page: without what a file has before it, in the page's colours and font."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
+    svg = re.sub(
+        r"<svg [^>]*>", f'<svg viewBox="0 0 {width} {height}" aria-hidden="true" focusable="false">', svg, count=1
+    )
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.S)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r"font-family: [^;\"]*sans-serif;?", "", svg)
+    svg = re.sub(r"#01000[1-4]|#0101[0-9a-f]{2}", _variable, svg)
+    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"\d+\.\d{3,}", _rounded, tag.group()), svg)
+    return re.sub(r"\s*\n\s*", "\n", svg).strip()
+
+
+def _rounded(number: re.Match[str]) -> str:
+    return f"{float(number.group()):.2f}".rstrip("0").rstrip(".")
+
+
+def tidy(axes: Axes, x_label: str, narrow: bool, y_label: str | None = None) -> None:
+    """Labels axes, and writes their numbers in few characters."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_xlabel(x_label)
+    if y_label:
+        axes.set_ylabel(y_label)
+    axes.xaxis.set_major_locator(MaxNLocator(4 if narrow else 8, integer=x_label in ("batch", "epoch")))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axes.margins(x=0.01)
+
+
+def short(value: float) -> str:
+    """A number in few characters, such as 12k."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * size or (size > 1e3 and abs(value) >= size):
+            return f"{value / size:.4g}{unit}"
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def name_at_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Writes a name beside the right end of each curve: its last value, the name, its colour; names are moved apart."""
+    if not ends:
+        return
+    low, high = axes.get_ylim()
+    least = (high - low) * 0.07
+    placed: list[float] = []
+    for value, name, paint in sorted(ends):
+        place = max(value, placed[-1] + least) if placed else value
+        placed.append(place)
+        axes.annotate(
+            name, (1.0, place), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+            va="center", color=paint, weight="bold", annotation_clip=False,
+        )  # fmt: skip
+
+
+def band(axes: Axes, edges: np.ndarray, heights: np.ndarray, colours: Sequence[str]) -> None:
+    """Stacked steps: `heights`, float64 [kinds, bins], over bins between `edges`, float64 [bins + 1]."""
+    base = np.zeros(heights.shape[1])
+    for height, paint in zip(heights, colours, strict=True):
+        top = base + height
+        axes.fill_between(
+            edges, np.append(base, base[-1]), np.append(top, top[-1]), step="post", facecolor=paint, linewidth=0.4,
+            edgecolor=colour("surface"),
+        )  # fmt: skip
+        base = top
+
+
+HEATS = 6
+"""Colours of a heat map, from nothing to most."""
+
+
+def heat_map(axes: Axes, edges: np.ndarray, values: np.ndarray, names: Sequence[str]) -> None:
+    """Rows of cells: `values`, float64 [rows, bins], each from 0 to 1."""
+    levels = np.clip((values * HEATS).astype(np.int64), 0, HEATS - 1)
+    for row in range(len(names)):
+        begin = 0
+        for end in range(1, levels.shape[1] + 1):
+            if end == levels.shape[1] or levels[row, end] != levels[row, begin]:
+                left, right = edges[begin], edges[end]
+                axes.barh(
+                    row,
+                    right - left,
+                    left=left,
+                    height=0.86,
+                    color=colour("heat", int(levels[row, begin])),
+                    linewidth=0,
+                )
+                begin = end
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(visible=False)

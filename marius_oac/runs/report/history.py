@@ -1,0 +1,212 @@
+"""What the folder of a run says about its training.
+
+The folder may be a stranger's: its files are read within limits, each field must have its type, and no link is followed
+out of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from marius_oac.config.task import TaskConfig
+from marius_oac.errors import CheckpointError, shown
+from marius_oac.pipeline.bound import Bound, bound
+from marius_oac.pipeline.setting import STAGES, Setting
+from marius_oac.runs.folder.about import ABOUT
+from marius_oac.runs.folder.folder import CONFIG, SUMMARY, RunFolder
+from marius_oac.runs.folder.metrics import METRICS
+from marius_oac.runtime.files.untrusted import Count, Described, typed
+
+MOST_BYTES = 256 << 20
+"""Of `metrics.jsonl`: a line has a kilobyte or less."""
+MOST_NAMES = 1000
+"""Of the values of a line."""
+
+
+class _Line(Described):
+    """What all lines have; batches and epochs count from 0."""
+
+    epoch: Count
+    batch: Annotated[int, Field(ge=-1, le=1 << 48)]
+
+
+class Interval(_Line):
+    """Some batches, or the batches of an epoch; see `reporting.Totals`. A loss of None was no finite number."""
+
+    loss: float | None
+    seconds: Annotated[float, Field(ge=0, le=1e12)]
+    examples_per_second: Annotated[float, Field(ge=0)]
+    lost_updates: Count = 0
+    refused_rows: Count = 0
+    replaced_rows: Count = 0
+    cache_rows: Count = 0
+    stage_seconds: dict[str, Annotated[float, Field(ge=0, le=1e12)]] = {}
+    channel_fill: dict[str, Annotated[float, Field(ge=0, le=1e12)]] = {}
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch: its totals, and the other values of its line by name."""
+
+    totals: Interval
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation: on which split, after which batch, and its values by name."""
+
+    split: str
+    epoch: int
+    batch: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ModeChange:
+    """What mode `auto` of several nodes decided after a batch, and why."""
+
+    batch: int
+    mode: str
+    switches: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class History:
+    """A run, as its folder tells it.
+
+    Attributes:
+        name: of the folder.
+        summary: empty while the run has not ended.
+        over_nodes: several processes have trained; intervals are those of the first one.
+    """
+
+    path: Path
+    name: str
+    config: TaskConfig
+    summary: Mapping[str, Any]
+    intervals: Sequence[Interval]
+    epochs: Sequence[Epoch]
+    evaluations: Sequence[Evaluation]
+    modes: Sequence[ModeChange]
+    over_nodes: bool
+
+    @property
+    def batches(self) -> int:
+        """Batches trained so far."""
+        lines = (*self.intervals, *(each.totals for each in self.epochs))
+        return max((line.batch + 1 for line in lines), default=0)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent training, by the intervals."""
+        return sum(line.seconds for line in self.intervals)
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Busy seconds per stage, over all its threads, in the order in which a batch passes them."""
+        found: dict[str, float] = {}
+        for line in self.intervals:
+            for stage, seconds in line.stage_seconds.items():
+                found[stage] = found.get(stage, 0.0) + seconds
+        order = {stage: number for number, stage in enumerate(ORDER)}
+        return dict(sorted(found.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
+
+    def bound(self) -> Bound | None:
+        """What bound the run, as is said at its end; None: unknown."""
+        setting = self._setting()
+        if setting is None:
+            return None
+        return bound(self.stage_seconds(), self.seconds, setting, self.config.data_grows)
+
+    def _setting(self) -> Setting | None:
+        last = self.epochs[-1].values if self.epochs else {}
+        names = {"window": "machine.in_flight"} | {stage: f"machine.workers.{stage}" for stage in STAGES}
+        found = {field: int(last[name]) for field, name in names.items() if 1 <= last.get(name, 0) <= 1 << 20}
+        return Setting(**found) if len(found) == len(names) else None
+
+    def last(self, *splits: str) -> Evaluation | None:
+        """The last evaluation of these splits; None: there was none."""
+        return next((each for each in reversed(self.evaluations) if each.split in splits), None)
+
+
+ORDER = ("plan", "settle", "fetch", "wait", "read", "upload", "validate", "compute", "download", "write")
+"""Stages, as a batch passes them."""
+
+
+def read_history(path: Path) -> History:
+    """Reads a run's folder; the run may be training.
+
+    Raises:
+        CheckpointError: there is no run, or its files are damaged, too large, or links that lead out of it.
+        ConfigError: its config.yaml is not the one that it was trained with.
+    """
+    for name in (ABOUT, CONFIG, METRICS, SUMMARY):
+        _check_inside(path, name)
+    folder = RunFolder.open(path)
+    if os.path.exists(folder.metrics.path) and os.stat(folder.metrics.path).st_size > MOST_BYTES:
+        raise CheckpointError(f"is larger than the {MOST_BYTES >> 20} MiB that a report reads", folder.metrics.path)
+    lines = folder.metrics.lines()
+    where = folder.metrics.path
+    found = History(
+        path,
+        path.resolve().name,
+        folder.config,
+        folder.summary(),
+        [_totals(line, where) for line in lines if line["kind"] == "interval"],
+        [Epoch(_totals(line, where), numbers(line)) for line in lines if line["kind"] == "epoch"],
+        [_evaluation(line, where) for line in lines if line["kind"] == "evaluation"],
+        [_mode(line, where) for line in lines if line["kind"] == "mode"],
+        folder.over_nodes,
+    )
+    for several in (found.intervals, [each.totals for each in found.epochs]):
+        if any(later.batch < sooner.batch for sooner, later in zip(several, several[1:], strict=False)):
+            raise CheckpointError("is damaged: its batches are not in order", where)
+    return found
+
+
+def _check_inside(folder: Path, name: str) -> None:
+    path = folder / name
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        raise CheckpointError("is a symbolic link that leads out of the run's folder", path)
+
+
+def _totals(line: Mapping[str, Any], where: Path) -> Interval:
+    return typed(dict(line), where, Interval, CheckpointError)
+
+
+def _evaluation(line: Mapping[str, Any], where: Path) -> Evaluation:
+    at = typed(dict(line), where, _Line, CheckpointError)
+    return Evaluation(_text(line.get("split"), where), at.epoch, at.batch, numbers(line))
+
+
+def _mode(line: Mapping[str, Any], where: Path) -> ModeChange:
+    at = typed(dict(line), where, _Line, CheckpointError)
+    mode, reason = _text(line.get("mode"), where), _text(line.get("reason", ""), where)
+    return ModeChange(at.batch, mode, line.get("switches") is True, reason)
+
+
+def _text(value: Any, where: Path) -> str:
+    if not isinstance(value, str) or len(value) > 500:
+        raise CheckpointError(f"is damaged: {shown(value)} is not the text that is expected", where)
+    return value
+
+
+def numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    """The values of a line, or of a summary, that are numbers, by name."""
+    found = {
+        name: value for name, value in line.items() if type(value) in (int, float) and name not in _Line.model_fields
+    }
+    if len(found) > MOST_NAMES:
+        raise CheckpointError(f"is damaged: {len(found):,} values, {MOST_NAMES:,} at most are expected", METRICS)
+    return {name: value for name, value in found.items() if abs(value) <= LARGEST}
+
+
+LARGEST = 1e30
+"""Of what is drawn: beyond it arithmetic of axes overflows; NaN is left out, too."""

@@ -1,0 +1,174 @@
+"""Sections on what was trained and how well: summary, comparison, loss and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+from marius_oac.config.parts import own_file
+from marius_oac.runs.report.comparison import bits, config_differences
+from marius_oac.runs.report.curves import Course, curve
+from marius_oac.runs.report.history import Evaluation, History
+from marius_oac.runs.report.lines import line_figure
+from marius_oac.runs.report.parts import (
+    Figure,
+    Report,
+    Section,
+    Table,
+    columns,
+    epoch_table,
+    header,
+    number_text,
+    of_name,
+)
+
+HEADLINES = ("filtered.mrr", "unfiltered.mrr", "filtered.hits@10", "auc", "log_loss", "accuracy", "macro_f1")
+"""Metrics that are drawn where a run has them, and the user's own."""
+_MOST_METRICS = 6
+_TILES = ("training.seconds", "training.examples_per_second", "memory.peak_rss_bytes")
+_FACTS = (
+    "training.epochs", "training.batches", "training.seconds", "training.examples_per_second",
+    "training.best_epoch", "memory.peak_rss_bytes", "checkpoint", "machine",
+)  # fmt: skip
+
+
+def summary(report: Report) -> Section:
+    """What was trained, with which result, in what time, on which machine."""
+    sentences, tiles = [], []
+    for number, run in enumerate(report.runs):
+        found = run.bound()
+        said = [f"{report.of(number)}{what(run)} {state(run)}"]
+        said += [f"{found.line[:1].upper()}{found.line[1:]}."] if found else []
+        sentences += [" ".join(said)] if report.several else said
+    if not report.several:
+        run = report.runs[0]
+        results = [
+            f"{split}.{name}" for split in ("test", "valid") for name in _with_one_mrr(HEADLINES, run.summary, split)
+        ]
+        names = [name for name in results if isinstance(run.summary.get(name), float)][:3]
+        tiles = [(name, of_name(name, run.summary[name])) for name in (*names, *_TILES) if name in run.summary]
+    metrics = dict.fromkeys(f"{split}.{name}" for split in ("test", "valid") for name in HEADLINES)
+    there = [name for name in metrics if any(isinstance(run.summary.get(name), float) for run in report.runs)]
+    rows = columns(report, [*(there[:_MOST_METRICS] if report.several else ()), *_FACTS], _fact)
+    rows.insert(0, ["task", *(run.config.task for run in report.runs)])
+    rows.insert(0, ["folder", *(run.name for run in report.runs)])
+    swatches = [] if not report.several else [f"run-{number}" for number in range(len(report.runs))]
+    if swatches:  # a row for each run
+        names = [row[0] for row in rows]
+        turned = [[report.letter(n), *(row[n + 1] for row in rows)] for n in range(len(report.runs))]
+        table = Table("The runs", ["run", *names], turned, swatches, texts=True)
+    else:
+        table = Table("The run", ["", "value"], rows, texts=True)
+    return Section("summary", "Summary", sentences, [table], tiles)
+
+
+def _fact(run: History, name: str) -> object:
+    if name in run.summary:
+        return run.summary[name]
+    return {"training.batches": run.batches, "training.seconds": run.seconds, "training.epochs": len(run.epochs)}.get(
+        name
+    )
+
+
+def what(run: History) -> str:
+    """What a run trains, in a sentence."""
+    config = run.config.model_dump(mode="json")
+    model, training, data = (config.get(name) or {} for name in ("model", "training", "data"))
+    kind = str(model.get("decoder") or model.get("network") or run.config.task)
+    kind = own[1] if (own := own_file(kind)) else kind
+    layers = (config.get("encoder") or {}).get("layers") or []
+    encoder = f" under {len(layers)} encoder layer{'s' * (len(layers) > 1)}" if layers else ""
+    of = f" of dimension {model['dimension']}" if "dimension" in model else ""
+    files = data.get("train") or []
+    graph = data.get("path")
+    on = f" on {Path(graph).name}" if graph else f" on {len(files):,} file{'s' * (len(files) > 1)}" if files else ""
+    nodes = ", over several trainers" if run.over_nodes else ""
+    size = training.get("batch_size")
+    batches = f" in batches of {size:,}" if isinstance(size, int) else ""
+    return f"`{kind}`{of}{encoder}{on}{batches}, mode `{config['pipeline']['mode']}`{nodes}."
+
+
+def state(run: History) -> str:
+    """How far a run has come, in a sentence."""
+    epochs, batches = len(run.epochs), f"{run.batches:,} batches"
+    if not run.summary:
+        return f"It has not ended: {epochs:,} epochs and {batches} so far."
+    early = ", stopped early" if run.summary.get("training.stopped_early") is True else ""
+    return f"It ended after {number_text(run.summary.get('training.epochs'))} epochs{early}, {batches}."
+
+
+def comparison(report: Report) -> Section | None:
+    """In what several runs differ; None for one run."""
+    if not report.several:
+        return None
+    first = report.runs[0]
+    rows = [
+        [f"{report.letter(0)} and {report.letter(number)}", bits(first, run)]
+        for number, run in enumerate(report.runs) if number
+    ]  # fmt: skip
+    blocks = [Table("Bits", ["runs", "verdict"], rows, texts=True)]
+    changed = config_differences(report.runs)
+    sentences = []
+    if changed:
+        blocks.append(
+            Table(
+                "Keys of the configuration that differ",
+                header(report, "key"),
+                [[key, *each] for key, each in changed],
+                texts=True,
+            )
+        )
+    else:
+        sentences.append("Their configurations are the same.")
+    return Section("comparison", "Comparison", sentences, blocks)
+
+
+def learning(report: Report) -> Section | None:
+    """Loss and metrics by batch, time and epoch."""
+    blocks: list[Figure | Table] = []
+    courses = [Course.of(run) for run in report.runs]
+    losses = [
+        curve(
+            number, courses[number], [line.batch + 1 for line in run.intervals], [line.loss for line in run.intervals]
+        )
+        for number, run in enumerate(report.runs)
+    ]
+    by_epoch = [{each.totals.epoch + 1: each.totals.loss for each in run.epochs} for run in report.runs]
+    blocks += line_figure(report, "loss", "Loss", losses, epoch_table(report, "Mean loss by epoch", by_epoch))
+    for name in _drawn_metrics(report.runs):
+        found = [curve(number, courses[number], *_values(run, name)) for number, run in enumerate(report.runs)]
+        by_epoch = [{each.epoch + 1: each.values.get(name) for each in _valid(run)} for run in report.runs]
+        table = epoch_table(report, f"{name} by epoch", by_epoch)
+        split = (
+            "valid" if any(each.split == "valid" for run in report.runs for each in run.evaluations) else "progressive"
+        )
+        blocks += line_figure(report, f"metric-{name}", f"{name} ({split})", found, table, marks=True)
+    return Section("learning", "Loss and metrics", [], blocks) if blocks else None
+
+
+def _valid(run: History) -> list[Evaluation]:
+    splits = {each.split for each in run.evaluations}
+    split = "valid" if "valid" in splits else "progressive"
+    return [each for each in run.evaluations if each.split == split]
+
+
+def _values(run: History, name: str) -> tuple[list[float], list[float | None]]:
+    found = [each for each in _valid(run) if name in each.values]
+    return [each.batch + 1 for each in found], [each.values[name] for each in found]
+
+
+def _drawn_metrics(runs: Sequence[History]) -> list[str]:
+    there = {name for run in runs for each in _valid(run) for name in each.values}
+    own = [found[1] for run in runs for text in _own_metrics(run) if (found := own_file(text))]
+    names = [name for name in dict.fromkeys((*HEADLINES, *own)) if name in there]
+    return _with_one_mrr(names, there)[:_MOST_METRICS]
+
+
+def _with_one_mrr(names: Sequence[str], there: Container[str], split: str = "") -> list[str]:
+    """The names without the unfiltered MRR where there is a filtered one."""
+    both = (f"{split}.filtered.mrr" if split else "filtered.mrr") in there
+    return [name for name in names if not (both and name == "unfiltered.mrr")]
+
+
+def _own_metrics(run: History) -> Sequence[str]:
+    return getattr(getattr(run.config, "evaluation", None), "metrics", ()) or ()
