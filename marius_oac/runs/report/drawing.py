@@ -59,12 +59,17 @@ def check_matplotlib() -> None:
         raise InputError("needs Matplotlib: pip install 'marius-oac[report]'", "marius-oac report") from None
 
 
-def draw(name: str, paint: Paint, height: int = 250) -> dict[str, str]:
-    """A figure as SVG, by width (`WIDTHS`); `name` is unique in the page, `height` in pixels."""
-    return {width: _draw(f"{name}-{width}", paint, pixels, height) for width, pixels in WIDTHS.items()}
+def draw(name: str, paint: Paint, height: int = 250, left: int = 52) -> dict[str, str]:
+    """A figure as SVG, by width (`WIDTHS`).
+
+    Args:
+        name: unique in the page.
+        height: in pixels; `left` of them are for the names of the vertical axis.
+    """
+    return {width: _draw(f"{name}-{width}", paint, pixels, height, left) for width, pixels in WIDTHS.items()}
 
 
-def _draw(name: str, paint: Paint, width: int, height: int) -> str:
+def _draw(name: str, paint: Paint, width: int, height: int, left: int) -> str:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -79,9 +84,10 @@ def _draw(name: str, paint: Paint, width: int, height: int) -> str:
         "xtick.major.size": 3, "ytick.major.size": 0, "axes.spines.left": False,
     }  # fmt: skip
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+        figure = Figure(figsize=(width / 72, height / 72))
         FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
+        # Matplotlib's own layouts measure each text, and take as long as all the rest.
+        axes = figure.add_axes((left / width, 44 / height, 1 - (left + 22) / width, 1 - 54 / height))
         axes.grid(visible=False, axis="x")
         paint(axes, width < 500)
         text = io.StringIO()
@@ -117,16 +123,17 @@ def tidy(axes: Axes, x_label: str, narrow: bool, y_label: str | None = None) -> 
         axes.set_ylabel(y_label)
     axes.xaxis.set_major_locator(MaxNLocator(4 if narrow else 8, integer=x_label in ("batch", "epoch")))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value, axes.get_xlim()[1])))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value, axes.get_ylim()[1])))
     axes.margins(x=0.01)
 
 
-def short(value: float) -> str:
-    """A number in few characters, such as 12k."""
+def short(value: float, most: float = 0.0) -> str:
+    """A number in few characters, such as 12k, beside others of up to `most`."""
+    most = max(abs(value), most)
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * size or (size > 1e3 and abs(value) >= size):
-            return f"{value / size:.4g}{unit}"
+        if most >= (10 * size if unit == "k" else size):
+            return f"{value / size:.4g}{unit}" if value else "0"
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 

@@ -68,7 +68,7 @@ def _stages(report: Report, number: int, run: History, course: Course) -> list[F
             axes.set_xlim(edges[0], max(edges[-1], edges[0] + 1e-9))
             axes.set_ylim(0)
 
-        drawings[axis] = draw(f"stages-{number}-{axis}", paint, 270)
+        drawings[axis] = draw(f"stages-{number}-{axis}", paint, 270, left=56)
     sums_of = [sum(total[name] for name in names) for names in of]
     rows = [
         [kind, f"{each:,.2f}", f"{each / run.seconds:.1%}"] for kind, each in zip(kinds, sums_of, strict=True)
@@ -113,7 +113,7 @@ def _channels(report: Report, number: int, run: History, course: Course) -> list
             heat_map(axes, edges, fill / most, names)
             axes.set_xlim(edges[0], max(edges[-1], edges[0] + 1e-9))
 
-        drawings[axis] = draw(f"channels-{number}-{axis}", paint, 60 + 24 * len(names))
+        drawings[axis] = draw(f"channels-{number}-{axis}", paint, 60 + 24 * len(names), left=92)
     rows = [[name, f"{each.mean():.2f}", f"{each.max():.2f}"] for name, each in zip(names, fill, strict=True)]
     table = Table("Batches that wait, by channel", ["channel", "mean", "most"], rows)
     fullest = names[int(np.argmax(fill.mean(axis=1)))]
