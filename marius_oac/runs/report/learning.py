@@ -34,32 +34,38 @@ _FACTS = (
 
 def summary(report: Report) -> Section:
     """What was trained, with which result, in what time, on which machine."""
-    sentences, tiles = [], []
+    sentences = []
     for number, run in enumerate(report.runs):
         found = run.bound()
         said = [f"{report.of(number)}{what(run)} {state(run)}"]
         said += [f"{found.line[:1].upper()}{found.line[1:]}."] if found else []
         sentences += [" ".join(said)] if report.several else said
-    if not report.several:
-        run = report.runs[0]
-        results = [
-            f"{split}.{name}" for split in ("test", "valid") for name in _with_one_mrr(HEADLINES, run.summary, split)
-        ]
-        names = [name for name in results if isinstance(run.summary.get(name), float)][:3]
-        tiles = [(name, of_name(name, run.summary[name])) for name in (*names, *_TILES) if name in run.summary]
-    metrics = dict.fromkeys(f"{split}.{name}" for split in ("test", "valid") for name in HEADLINES)
-    there = [name for name in metrics if any(isinstance(run.summary.get(name), float) for run in report.runs)]
-    rows = columns(report, [*(there[:_MOST_METRICS] if report.several else ()), *_FACTS], _fact)
-    rows.insert(0, ["task", *(run.config.task for run in report.runs)])
+    if report.several:
+        return Section("summary", "Summary", sentences, [_table_of_runs(report)])
+    run = report.runs[0]
+    rows = columns(report, _FACTS, _fact)
+    rows.insert(0, ["folder", run.name])
+    names = [name for name in (*_results(report)[:3], *_TILES) if name in run.summary]
+    tiles = [(name, of_name(name, run.summary[name])) for name in names]
+    return Section("summary", "Summary", sentences, [Table("The run", ["what", "value"], rows, texts=True)], tiles)
+
+
+def _table_of_runs(report: Report) -> Table:
+    """A table with a row for each run."""
+    facts = [name for name in _FACTS if name != "checkpoint"]
+    rows = columns(report, [*_results(report)[:_MOST_METRICS], *facts], _fact)
     rows.insert(0, ["folder", *(run.name for run in report.runs)])
-    swatches = [] if not report.several else [f"run-{number}" for number in range(len(report.runs))]
-    if swatches:  # a row for each run
-        names = [row[0] for row in rows]
-        turned = [[report.letter(n), *(row[n + 1] for row in rows)] for n in range(len(report.runs))]
-        table = Table("The runs", ["run", *names], turned, swatches, texts=True)
-    else:
-        table = Table("The run", ["", "value"], rows, texts=True)
-    return Section("summary", "Summary", sentences, [table], tiles)
+    numbers = range(len(report.runs))
+    turned = [[report.letter(number), *(row[number + 1] for row in rows)] for number in numbers]
+    swatches = [f"run-{number}" for number in numbers]
+    return Table("The runs", ["run", *(row[0] for row in rows)], turned, swatches, texts=True)
+
+
+def _results(report: Report) -> list[str]:
+    """The names of the most important results that any of the runs has."""
+    there = {name for run in report.runs for name, value in run.summary.items() if isinstance(value, float)}
+    names = [f"{split}.{name}" for split in ("test", "valid") for name in _with_one_mrr(HEADLINES, there, f"{split}.")]
+    return [name for name in names if name in there]
 
 
 def _fact(run: History, name: str) -> object:
@@ -164,9 +170,9 @@ def _drawn_metrics(runs: Sequence[History]) -> list[str]:
     return _with_one_mrr(names, there)[:_MOST_METRICS]
 
 
-def _with_one_mrr(names: Sequence[str], there: Container[str], split: str = "") -> list[str]:
-    """The names without the unfiltered MRR where there is a filtered one."""
-    both = (f"{split}.filtered.mrr" if split else "filtered.mrr") in there
+def _with_one_mrr(names: Sequence[str], there: Container[str], before: str = "") -> list[str]:
+    """The names without the unfiltered MRR where there is a filtered one; `before`: what names begin with there."""
+    both = f"{before}filtered.mrr" in there
     return [name for name in names if not (both and name == "unfiltered.mrr")]
 
 
