@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +15,7 @@ from marius_oac import __version__
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.cli.machine_arguments import add_check, add_config, add_topology
 from marius_oac.cli.nodes_arguments import add_nodes, on_ray
+from marius_oac.cli.report_arguments import add_report, make_report
 from marius_oac.cli.tune_arguments import add_tune
 from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
@@ -226,16 +226,6 @@ def _verify(args: argparse.Namespace) -> int:
     return 0 if found.sound else 2
 
 
-def _report(args: argparse.Namespace) -> None:
-    with imports():
-        from marius_oac.runs.report.page import write_report
-
-    path = write_report(args.runs, args.out)
-    report(path)
-    if args.open:
-        webbrowser.open(path.absolute().as_uri())
-
-
 def _config(args: argparse.Namespace) -> None:
     from marius_oac.config.reference import as_json_schema, as_text
 
@@ -304,10 +294,7 @@ def _parser() -> Parser:
     comparing = command("compare", _compare, "Have two runs the same bits? Exit code 0 if so, 1 if not.")
     comparing.add_argument("first", type=Path, help="folder of a run")
     comparing.add_argument("second", type=Path, help="folder of the other")
-    reporting = command("report", _report, "Make an HTML page of runs: curves, stages, memory, what bound them.")
-    reporting.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run; several are compared")
-    reporting.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: report.html in the first)")
-    reporting.add_argument("--open", action="store_true", help="show it in the browser")
+    add_report(command("report", make_report, "Make an HTML page of runs: curves, stages, what bound them, same bits?"))
     verifying = command("verify", _verify, "Read every byte of a run; is it as it was written? Exit code 2 if not.")
     verifying.add_argument("run", type=Path, help="folder of the run")
     _add_opening(commands.choices)
