@@ -85,22 +85,17 @@ class Search:
             self._keep(trial.model_copy(update={"state": "failed", "why": str(error)}))
             return
         self._epochs[trial.number] = config.training.epochs
-        trial = self._judged(trial, 0)
-        if trial.state != "running":
-            self._keep(trial)
-            return
         self._folder.write(trial)
         processes.start(trial, str(self._request.config), overrides)
-
-    def _judged(self, trial: Trial, judged: int) -> Trial:
-        return self._sampling.pruned(trial, self._trials, judged, self._epochs[trial.number])
 
     def _heard(self, one: Running) -> None:
         """A trial has new evaluations: it may be stopped."""
         if one.stopped is None:
-            trial = self._judged(one.trial, len(self._trials[one.trial.number].curve))
+            number = one.trial.number
+            judged = len(self._trials[number].curve)
+            trial = self._sampling.pruned(one.trial, self._trials, judged, self._epochs[number])
             if trial.state == "running":
-                self._trials[trial.number] = trial
+                self._trials[number] = trial
                 self._folder.write(trial)
             else:
                 one.stopped = trial

@@ -65,6 +65,8 @@ def test_what_was_learned_counts():
     worse = [trial.model_copy(update={"value": -trial.value}) if trial.value else trial for trial in trials]
     asked = Sampling(space())
     assert asked.next_values(trials) != asked.next_values(worse)
+    failed = [trial.model_copy(update={"state": "failed"}) if trial.state == "pruned" else trial for trial in trials]
+    assert asked.next_values(failed[:3]) != asked.next_values(trials[:3])  # a failed one is none of the first three
     assert asked.next_values(trials[:2]) == asked.next_values(worse[:2])
 
 
