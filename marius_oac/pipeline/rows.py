@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -181,9 +181,9 @@ class LocalRows(RowExchange):
 
     def write(self, batch: Batch) -> None:
         """Commits the rows, or overwrites or adds as the mode does."""
-        for table, store in enumerate(self._stores):
+        for table in self._changed(batch):
+            store, rows = self._stores[table], batch.plan.rows[table]
             _, timestamps, values = (np.asarray(part) for part in batch.rows_in(batch.staging, table))
-            rows = batch.plan.rows[table]
             if self._mode == "async":
                 batch.lost += store.overwrite(rows, values, batch.timestamp, timestamps)
             elif self._mode == "async-delta":
@@ -191,6 +191,10 @@ class LocalRows(RowExchange):
             else:
                 batch.refused += store.commit(rows, values, batch.timestamp)
         self._backing.release(batch.claim)
+
+    def _changed(self, batch: Batch) -> Iterable[int]:
+        """Numbers of the tables to write: all."""
+        return range(len(self._stores))
 
     def end(self, timestamp: int) -> None:
         """Empties the cache."""

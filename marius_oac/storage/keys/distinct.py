@@ -9,6 +9,7 @@ import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import distinct as kernels
+from marius_oac.kernels.cpu.jit import overflowing
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 
 _LEAST_PARTS = 4  # for a thread
@@ -62,13 +63,13 @@ def _numbered(
         raise ValueError(f"a batch of {size} keys is too large")
     bits, words, numbers = kernels.part_bits(size), _SCRATCH.of(size), np.empty(size, np.int32)
     if pool.count == 1:  # calls from Python take longer than all else with a small batch
-        with np.errstate(over="ignore"):
+        with overflowing():
             found, collision = kernels.number_alone(vocabularies, keys, checks, bits, words, numbers)
         return numbers, words[:found], collision
 
     def count(first: int, end: int) -> tuple[int, np.ndarray]:
         counts = np.zeros(1 << bits, np.int64)
-        with np.errstate(over="ignore"):
+        with overflowing():
             kernels.count_parts(vocabularies[first:end], keys[first:end], bits, counts)
         return first, counts
 
@@ -80,7 +81,7 @@ def _numbered(
     starts = behind[:: len(counted)].copy()
 
     def divide(first: int, end: int) -> None:
-        with np.errstate(over="ignore"):
+        with overflowing():
             kernels.divide(vocabularies, keys, bits, first, end, following[first], words)
 
     def find_firsts(first: int, end: int) -> int:

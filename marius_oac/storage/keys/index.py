@@ -25,6 +25,7 @@ import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import keys as kernels
+from marius_oac.kernels.cpu.jit import overflowing
 from marius_oac.kernels.cpu.keys import FREE, FREE_TAKEN, LIVE, NUM_ROWS, RECORD
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.keys.distinct import fingerprint_taken, number_distinct
@@ -65,7 +66,7 @@ def initial_keys(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
         ValueError: an array has another type or shape.
     """
     out = np.empty(keys.size, np.int64)
-    with np.errstate(over="ignore"):  # the hash relies on overflow
+    with overflowing():  # the hash relies on overflow
         kernels.hashes(*_prepared(vocabularies, keys), out)
     return out
 
@@ -152,14 +153,19 @@ class KeyIndex:
     ) -> tuple[int, int]:
         """Fills in `rows`; returns how many keys have none, and the first that exists with another check, or -1."""
 
+        if self._pool.count == 1:  # slices and calls from Python take longer than a small batch
+            with overflowing():
+                found: tuple[int, int] = kernels.find(self._index, vocabularies, keys, checks, rows)
+            return found
+
         def part(first: int, end: int) -> tuple[int, int]:
             some = slice(first, end)
-            with np.errstate(over="ignore"):
+            with overflowing():
                 found = kernels.find(self._index, vocabularies[some], keys[some], checks[some], rows[some])
             return found[0], found[1] if found[1] < 0 else first + found[1]
 
-        found = self._pool.over(keys.size, _LEAST_KEYS, part)
-        return sum(missing for missing, _ in found), next((at for _, at in found if at >= 0), -1)
+        parts = self._pool.over(keys.size, _LEAST_KEYS, part)
+        return sum(missing for missing, _ in parts), next((at for _, at in parts if at >= 0), -1)
 
     def insert(
         self,
@@ -206,7 +212,7 @@ class KeyIndex:
         self._make_room(len(self) + keys.size)
         rows, hashed = np.empty(keys.size, np.int64), np.empty(keys.size, np.uint64)
         counts, counters = np.zeros(self._num_shards, np.int64), self._counters.copy()
-        with np.errstate(over="ignore"):
+        with overflowing():
             count = kernels.number_new(
                 self._index, vocabularies, keys, checks, rows, self.capacity, self._free, counters, hashed, counts
             )
@@ -222,7 +228,7 @@ class KeyIndex:
         """Puts rows into slots, each thread those of some shards. Returns a row whose key another row has, or -1."""
 
         def part(first: int, end: int) -> int:
-            with np.errstate(over="ignore"):
+            with overflowing():
                 return kernels.place(self._index, rows, hashed, first, end)
 
         shards_at_once = max(1, _LEAST_KEYS * self._num_shards // max(rows.size, 1))
@@ -306,7 +312,7 @@ class KeyIndex:
     def _hashed(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The hashes of rows' keys, uint64 [n], and how many each shard has, int64 [shards]."""
         hashed, counts = np.empty(rows.size, np.uint64), np.zeros(self._num_shards, np.int64)
-        with np.errstate(over="ignore"):
+        with overflowing():
             kernels.read_hashes(self._index, rows, hashed, counts)
         return hashed, counts
 

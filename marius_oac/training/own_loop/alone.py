@@ -82,7 +82,7 @@ class Alone:
 
     def _write(self, opened: OpenBatch, batch: Batch) -> None:
         stages = self._stages
-        opened.take_back(self._values)
+        opened.take_back(self._values, batch.data)
         stages.end_compute(batch, self._values, 0.0)
         stages.cache(batch)
         stages.download(batch)

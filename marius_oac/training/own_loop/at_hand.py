@@ -175,9 +175,8 @@ class Rows:
         return True
 
     def take_back(self, rows: np.ndarray) -> None:
-        """Writes the rows back to where they came from, if an optimizer has changed them."""
-        if self.stepped:
-            kernels.scatter(present(self._whole), self._order, rows)
+        """Writes the rows, which an optimizer has changed, back to where they came from."""
+        kernels.scatter(present(self._whole), self._order, rows)
 
     def close(self) -> None:
         """Called when the batch is handed back: from now on nothing may be done with the leaf."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,13 @@ class OpenBatch:
     def __init__(self, fed: Fed, rows: Sequence[Rows]):
         self.fed, self.rows = fed, rows
 
-    def take_back(self, rows: Sequence[np.ndarray]) -> None:
-        """Writes changed rows back to where they came from: float32 [n, width] of each table."""
-        for each, own in zip(self.rows, rows, strict=True):
-            each.take_back(own)
+    def take_back(self, rows: Sequence[np.ndarray], data: LoopBatch) -> None:
+        """Writes changed rows back to where they came from, float32 [n, width] of each table, and notes their tables in
+        `data`."""
+        for place, each in enumerate(self.rows):
+            if each.stepped:
+                each.take_back(rows[place])
+                data.changed.add(place)
 
     @property
     def trained(self) -> bool:
@@ -53,8 +56,7 @@ class LoopStep:
         """Returns 0: the loss is the user's. Raises Closed where all stops."""
         opened = self.open(rows, data)
         if self._hand_over.offer(opened):
-            opened.take_back(rows)
-            data.changed.update(place for place, each in enumerate(opened.rows) if each.stepped)
+            opened.take_back(rows, data)
         return 0.0
 
     def open(self, rows: Sequence[np.ndarray], data: Any) -> OpenBatch:
@@ -101,15 +103,12 @@ class _LoopRows(LocalRows):
         except TooSmallError as error:
             raise InputError(f"{error.what}, or smaller batches", "memory") from None
 
-    def write(self, batch: Batch) -> None:
-        """As of any source, but a mode that overwrites does not so with rows that nothing has changed: what others have
-        made of them since would be lost, for nothing."""
-        if self._mode != "async":
-            return super().write(batch)
-        for table in batch.plan.data.changed:
-            _, timestamps, values = (np.asarray(part) for part in batch.rows_in(batch.staging, table))
-            batch.lost += self._stores[table].overwrite(batch.plan.rows[table], values, batch.timestamp, timestamps)
-        self._backing.release(batch.claim)
+    def _changed(self, batch: Batch) -> Iterable[int]:
+        """Not those tables whose rows nothing has changed. Later batches don't miss them: they are what batches before
+        this one have written, or will have before a later one reads without the cache. And in mode async what others
+        have made of them since would be lost, for nothing."""
+        changed: set[int] = batch.plan.data.changed
+        return changed
 
     def abort(self) -> None:
         super().abort()

@@ -93,6 +93,6 @@ class LoopPlanner:
         for table, each, ids in zip(self._tables, plan.data.distinct, plan.ids, strict=True):
             if ids.size and ids.min() < 0:
                 table.admit(each, ids)
-            rows.append(relabel(ids, table.capacity))
+            rows.append(relabel(ids, max(table.end, 1)))
             plan.data.order.append(ids)
         return Plan(plan.batch_index, rows, plan.data, plan.examples)

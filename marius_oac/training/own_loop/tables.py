@@ -113,6 +113,11 @@ class Table:
         """The largest number of rows."""
         return self.store.capacity
 
+    @property
+    def end(self) -> int:
+        """The number after the last row's."""
+        return self.store.num_rows
+
     def __len__(self) -> int:
         return len(self._keys)
 
