@@ -35,11 +35,9 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 from numba import config, njit
 
 from marius_oac.kernels import once
@@ -109,12 +107,6 @@ def fingerprint(source: Path) -> str:
             waiting += [each for each in files if each not in found and each.exists()]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(found))).hexdigest()
 
-
-overflowing: Callable[[], AbstractContextManager[Any]] = (
-    functools.partial(np.errstate, over="ignore") if config.DISABLE_JIT else nullcontext
-)
-"""A context for calls of kernels whose numbers overflow, such as hashes. Machine code says nothing about it, and NumPy's
-context takes a microsecond."""
 
 _OPTIONS = {"nogil": True, "fastmath": False, "no_cfunc_wrapper": True}
 

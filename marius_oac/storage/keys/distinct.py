@@ -9,7 +9,7 @@ import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import distinct as kernels
-from marius_oac.kernels.cpu.jit import overflowing
+from marius_oac.kernels.overflow import overflowing
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 
 _LEAST_PARTS = 4  # for a thread

@@ -25,8 +25,8 @@ import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import keys as kernels
-from marius_oac.kernels.cpu.jit import overflowing
 from marius_oac.kernels.cpu.keys import FREE, FREE_TAKEN, LIVE, NUM_ROWS, RECORD
+from marius_oac.kernels.overflow import overflowing
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.keys.distinct import fingerprint_taken, number_distinct
 from marius_oac.storage.keys.shards import Epoch, Shards

@@ -12,6 +12,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from marius_oac.errors import InputError
 from marius_oac.training.own_loop.key_forms import Keys, read_keys
 
+_MANY = 8
+"""Batches of a tensor, of which then those before the batch at hand are forgotten."""
+
 KeySource = str | int | Callable[[Any], Any]
 """Which part of a batch has a table's keys: the name or place of a field, or a function of the batch."""
 
@@ -49,17 +52,25 @@ class Announced:
     """Tensors of keys, known by identity for as long as the user keeps them.
 
     `of` finds where a tensor's keys are in a batch's without a look at them.
+
+    Attributes:
+        at_hand: number of the batch that the user has: those before it may be forgotten.
     """
 
     def __init__(self) -> None:
         self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self.at_hand = 0
 
     def add(self, every: Sequence[Keys], number: int) -> None:
         """Notes that these keys, one after another, are those of batch `number`."""
         first = 0
         for each in every:
             if each.given is not None:
-                self._known.setdefault(each.given, {})[number] = (first, each.count, each.given._version)
+                known = self._known.setdefault(each.given, {})
+                known[number] = (first, each.count, each.given._version)
+                if len(known) > _MANY:
+                    for old in [old for old in known if old < self.at_hand and old != number]:
+                        del known[old]
             first += each.count
 
     def of(self, tensor: torch.Tensor, number: int) -> slice | None:
@@ -80,10 +91,3 @@ class Announced:
                 f"next one; the batch at hand is {number}"
             )
         return None
-
-    def forget_before(self, every: Sequence[Keys], number: int) -> None:
-        """Keeps of these tensors the batches from `number` on, or the last one."""
-        for each in every:
-            known = {} if each.given is None else self._known.get(each.given, {})
-            for old in [old for old in known if old < number and old != max(known)]:
-                del known[old]

@@ -142,9 +142,10 @@ class Pass:
 
     def done(self, count: int) -> None:
         """Says that the first `count` batches are trained."""
-        last = self._start_before(count)
-        for start in [start for start in self._starts if start < last]:
-            del self._starts[start]
+        if len(self._starts) > 1:
+            last = self._start_before(count)
+            for start in [start for start in self._starts if start < last]:
+                del self._starts[start]
 
     def _start_before(self, count: int) -> int:
         before = [start for start in self._starts if start <= max(0, count - self._again)]

@@ -173,9 +173,8 @@ class Engine(Closable):
 
     def _place(self, opened: OpenBatch) -> None:
         """Makes modules and optimizers have the batch's rows."""
-        for served, rows, given in zip(self._served, opened.rows, opened.fed.given, strict=True):
-            served.announced.forget_before(given, opened.fed.batch_index)
-            served.rows = rows
+        for served, rows in zip(self._served, opened.rows, strict=True):
+            served.announced.at_hand, served.rows = opened.fed.batch_index, rows
         for optimizer in self._optimizers:
             optimizer.place()
 
@@ -195,7 +194,7 @@ class Engine(Closable):
             arrays.append(joined([keys.array(where) for keys in given[-1]]))
         for served, keys in zip(self._served, given, strict=True):
             served.announced.add(keys, number)
-        return Fed(number, until, batches, arrays, given)
+        return Fed(number, until, batches, arrays)
 
     @contextmanager
     def peek(self, batch: Any) -> Iterator[None]:

@@ -62,7 +62,7 @@ class Keys:
         """A copy of them. Raises InputError if one is reserved, or no text of Unicode."""
         if self.flat is None:
             return _of_texts(self.texts or (), where)
-        keys = self.flat.detach().numpy().reshape(-1).astype(np.int64)
+        keys = self.flat.numpy().reshape(-1).astype(np.int64)
         if keys.size and keys.min() <= LAST_SHARED and is_shared(keys).any():
             key = keys[is_shared(keys)][0]
             raise InputError(f"key {key} is reserved, as all from {NO_KEY} to {LAST_SHARED} are", where)

@@ -117,7 +117,7 @@ class Loop:
         """Whether threads gain more than they cost."""
         if self._threads is not None:
             return self._threads
-        return len(self._seconds) == SAMPLE and all(each > WORTH for each in self._seconds)
+        return len(self._seconds) == SAMPLE and min(self._seconds, default=1.0) > WORTH
 
     def _stop(self) -> None:
         self._feed.abort()
@@ -229,7 +229,8 @@ class Loop:
             self._padded -= padding
             number, until = number + 1, until + len(unit) - padding
             try:
-                units.append(replace(self._fed(number - 1, until, unit), padding=padding))
+                fed = self._fed(number - 1, until, unit)
+                units.append(replace(fed, padding=padding) if padding else fed)
             except Exception as error:
                 self._error = error
                 return units, True

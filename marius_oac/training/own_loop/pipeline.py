@@ -30,7 +30,7 @@ class OpenBatch:
     def __init__(self, fed: Fed, rows: Sequence[Rows]):
         self.fed, self.rows = fed, rows
 
-    def take_back(self, rows: Sequence[np.ndarray], data: LoopBatch) -> None:
+    def take_back(self, rows: Sequence[np.ndarray], data: Any) -> None:
         """Writes changed rows back to where they came from, float32 [n, width] of each table, and notes their tables in
         `data`."""
         for place, each in enumerate(self.rows):

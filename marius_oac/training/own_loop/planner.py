@@ -11,7 +11,7 @@ import numpy as np
 from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.runtime.channel import Channel
 from marius_oac.storage.keys.distinct import DistinctKeys
-from marius_oac.training.own_loop.key_forms import KeyArray, Keys
+from marius_oac.training.own_loop.key_forms import KeyArray
 from marius_oac.training.own_loop.tables import Table
 from marius_oac.types import BatchData, Plan, TableSpec
 
@@ -27,7 +27,6 @@ class Fed:
         until: batches of the pass over the loader up to the last of `batches`, without padding.
         batches: of the user's loader.
         keys: of each table.
-        given: of each table, the same as the user gave them.
         padding: so many of `batches`, the last ones, are padding.
     """
 
@@ -35,7 +34,6 @@ class Fed:
     until: int
     batches: Sequence[Any]
     keys: Sequence[KeyArray]
-    given: Sequence[Sequence[Keys]]
     padding: int = 0
 
 

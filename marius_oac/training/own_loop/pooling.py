@@ -3,8 +3,8 @@
 Torch's own gradients of a leaf take five to ten times as long, those of its embedding functions even longer. Ours are
 summed in the order of the batch's keys. Those of gradients (`create_graph=True`) are made of torch's operations.
 
-All is done by the thread that calls. Torch's threads wait actively for each other, and where the pipeline's threads have
-the cores, picking rows with them took ten times the processor time.
+All is done by the thread that calls. Torch's threads wait actively for each other, and where the pipeline has the
+cores, picking rows with them took up to ten times the processor time.
 """
 
 from __future__ import annotations

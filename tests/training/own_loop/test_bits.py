@@ -51,6 +51,20 @@ def test_a_batch_without_step_leaves_its_rows():
         assert torch.equal(loop.table(), after(10))
 
 
+@pytest.mark.parametrize("given", [{"in_flight": 1}, {"in_flight": 8}, {"mode": "sync"}])
+def test_rows_that_no_step_has_changed_are_not_written(monkeypatch, given):
+    written, commit = [], MemoryStore.commit
+    monkeypatch.setattr(MemoryStore, "commit", lambda self, *rest: written.append(rest[2]) or commit(self, *rest))
+    batches, loop = key_batches(40, keys=30), Loop(**given)
+    with loop.engine as engine:
+        for number, batch in enumerate(engine.batches(batches)):
+            if number % 3:
+                loop.train(batch)
+        assert written == [number for number in range(40) if number % 3]
+        found = loop.table(30)
+    assert torch.equal(found, trained([batch for number, batch in enumerate(batches) if number % 3]).narrow(0, 0, 30))
+
+
 def test_rows_can_be_read_between_batches():
     loop = Loop(in_flight=8)
     with loop.engine as engine:

@@ -188,6 +188,16 @@ def test_other_keys_of_a_batch_are_found_by_their_value():
                     loop.items([key])
 
 
+@pytest.mark.parametrize("in_flight", [1, 8])
+def test_of_a_tensor_that_is_in_many_batches_few_are_remembered(in_flight):
+    keys, loop, drawn = torch.tensor([3, 1, 3]), Loop(in_flight=in_flight), 2 * in_flight + 2
+    with loop.engine as engine:
+        for number, batch in enumerate(engine.batches([{"item": keys}] * 60)):
+            loop.train(batch)
+            known = loop.items.served.announced._known[keys]
+            assert number in known and len(known) <= max(9, drawn + 1)
+
+
 @dataclass
 class Item:
     item: torch.Tensor
