@@ -14,6 +14,7 @@ from importlib import import_module  # and nothing else: `__main__` says why
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Callbacks": "runs.callbacks",
     "Config": "config.link_prediction",
     "Decoder": "models.link_prediction.decoders",
     "Graph": "data.graphs.graph",

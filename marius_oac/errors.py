@@ -66,6 +66,19 @@ class DivergedError(MariusOacError):
         super().__init__(f"diverged: {what} at batch {batch_index}: {outcome}{left}; a smaller learning_rate may help")
 
 
+class CallbackError(MariusOacError):
+    """A function of the user's own has failed, which a run calls while it trains; the error is this one's cause.
+
+    Args:
+        name: of the callback.
+        error: what it raised.
+    """
+
+    def __init__(self, name: str, error: Exception):
+        self.name = name
+        super().__init__(f"{name}, a callback of your own, has failed: {type(error).__name__}: {error}")
+
+
 class NodeLost(MariusOacError):
     """Another node has ended, or has not been heard of for too long; training can't go on without it.
 

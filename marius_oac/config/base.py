@@ -23,6 +23,8 @@ from marius_oac.config.sections import (
     PipelineConfig,
     Section,
     StorageConfig,
+    TrackerName,
+    listed,
 )
 from marius_oac.errors import ConfigError, shown
 
@@ -64,6 +66,12 @@ class BaseConfig(Section):
     storage: StorageConfig = StorageConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     metrics: MetricsConfig = MetricsConfig()
+    trackers: Annotated[
+        tuple[TrackerName, ...], BeforeValidator(listed, json_schema_input_type=TrackerName | tuple[TrackerName, ...])
+    ] = Field(
+        (),
+        description="Programs that get the numbers of metrics.jsonl, too: tensorboard, mlflow, prometheus.",
+    )
     nodes: NodesConfig = NodesConfig()
 
     @classmethod

@@ -29,6 +29,7 @@ Width = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
 """Floats of a row or of a layer's output."""
 Workers = Annotated[int, Field(gt=0, le=1024, strict=True)]
 """Threads of one kind: as many are started."""
+TrackerName = Literal["tensorboard", "mlflow", "prometheus"]
 AtOnce = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
 """Number of items that wait or are in flight at once: each takes its own memory."""
 Auto = Literal["auto"]

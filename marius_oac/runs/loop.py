@@ -23,6 +23,7 @@ from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Inter
 from marius_oac.models.compute.multiply import kernels_of
 from marius_oac.pipeline.bound import bound
 from marius_oac.pipeline.setting import STAGES
+from marius_oac.runs.callbacks import NO_CALLBACKS, Callbacks
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.retention import START, read_saved
 from marius_oac.runs.folder.folder import RunFolder
@@ -37,8 +38,10 @@ from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, 
 class TrainingLoop:
     """Runs a session to its last epoch and leaves everything in the run's folder."""
 
-    def __init__(self, session: Session, folder: RunFolder):
+    def __init__(self, session: Session, folder: RunFolder, callbacks: Callbacks = NO_CALLBACKS):
         self.session, self.folder, self.config, self.peers = session, folder, session.config, session.task.peers
+        self._callbacks = callbacks
+        folder.metrics.listeners.append(callbacks.line)
         self.position = Position(device=name_of_device(session.device))
         self._alone = len(self.peers.gather(None)) == 1
         self._stops = Requests()
@@ -216,7 +219,7 @@ class TrainingLoop:
             first, epoch, every, log, telemetry.take, pipeline.channel_fill, progress, pipeline.position
         )
         telemetry.take()
-        self.session.report_to(report.add)
+        self.session.report_to(self._callbacks.beside(report.add))
         try:
             segments.begin(first)
             reached = segments.reached(pipeline.run(first, last))
@@ -284,6 +287,7 @@ class TrainingLoop:
             )
         except DivergedError as error:
             raise self._diverged(error) from error
+        self._callbacks.checkpoint(self.folder.checkpoints.folder / name_of(self.position.batch_index))
 
     def _all_have_saved(self) -> None:
         self.peers.wait()  # else a crash could leave some processes with only the old one, and some with the new one

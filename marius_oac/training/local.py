@@ -17,6 +17,7 @@ from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import ConfigError, InputError, Interrupted
 from marius_oac.kernels import ahead
 from marius_oac.pipeline.stages import Probe
+from marius_oac.runs.callbacks import NO_CALLBACKS, Callbacks
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
@@ -25,6 +26,7 @@ from marius_oac.runs.memory.plan import MemoryPlan, return_freed_memory
 from marius_oac.runs.session import Session, pick_device
 from marius_oac.runs.stores import check_places
 from marius_oac.runs.task import Task
+from marius_oac.runs.tracking.trackers import check_trackers, tracking
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import signal_behind
 from marius_oac.tasks.registry import entry_of
@@ -55,16 +57,25 @@ class Run:
         return "\n".join(lines)
 
 
-def train(config: TaskConfig, out: str | Path | None = None, *, trace: bool = False, probe: Probe | None = None) -> Run:
+def train(
+    config: TaskConfig,
+    out: str | Path | None = None,
+    *,
+    trace: bool = False,
+    callbacks: Callbacks = NO_CALLBACKS,
+    probe: Probe | None = None,
+) -> Run:
     """Trains from scratch into a new run folder.
 
     Args:
         config: what to train; `Config.load` reads it from YAML, `Config.build` from a dict.
         out: the run's folder, which must not exist (default: `runs/` and the graph's name).
         trace: also write `trace.json`, one track per worker, for ui.perfetto.dev.
+        callbacks: functions of your own that are called after batches, epochs, evaluations and checkpoints.
         probe: called with (stage, batch) before each stage of each batch, for tests.
 
     Raises:
+        CallbackError: a callback has failed; the run can be resumed.
         InputError: config, graph or folder are wrong; nothing was written. Or the disk is full: what was written before
             stays, and the run can be resumed.
         DivergedError: the loss became NaN or infinite; the last good checkpoint is kept.
@@ -83,7 +94,7 @@ def train(config: TaskConfig, out: str | Path | None = None, *, trace: bool = Fa
         task.notes = (*task.notes, *idle_settings(task.config), *notes)
         check_task(task, path)
         with RunFolder.create(path, task.config, task.fingerprint, task.run_files()) as folder:
-            run_task(task, folder, trace, probe)
+            run_task(task, folder, trace, probe, callbacks=callbacks)
     return open_run(path)
 
 
@@ -96,6 +107,7 @@ def resume(
     checkpoint: str | None = None,
     trace: bool = False,
     trust: bool = False,
+    callbacks: Callbacks = NO_CALLBACKS,
     probe: Probe | None = None,
 ) -> Run:
     """Continues from the newest checkpoint of a run, or from the one named; in plan order to the same bits.
@@ -135,7 +147,7 @@ def resume(
         check_task(task, folder.path)
         if log and data:  # before anything is written: a run with a bad row in its log could not continue
             task.check_new_data(len(log.files))
-        run_task(task, folder, trace, probe, lambda loop: loop.restore(checkpoint))
+        run_task(task, folder, trace, probe, lambda loop: loop.restore(checkpoint), callbacks)
     return open_run(path)
 
 
@@ -187,6 +199,8 @@ def check_task(task: Task, path: Path) -> None:
     task.memory_plan = plan_memory(task, path)
     task.memory_plan.announce()
     check_places(task.config.storage)
+    if task.peers.leads:
+        check_trackers(task.config.trackers)
 
 
 def plan_memory(task: Task, path: Path) -> MemoryPlan:
@@ -212,16 +226,18 @@ def run_task(
     trace: bool,
     probe: Probe | None,
     prepare: Callable[[TrainingLoop], None] = lambda loop: None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> None:
     """Trains to the end; `prepare` is called with the training loop first."""
     try:
         task.use_folder(folder.rows)
         with Session(task, folder.new_trace() if trace else None, probe) as session:
-            loop = TrainingLoop(session, folder)
+            loop = TrainingLoop(session, folder, callbacks)
             prepare(loop)
             folder.write_config(task.config, task.run_files())
             ahead.wait()
-            loop.run()
+            with tracking(task.config.trackers if task.peers.leads else (), folder, loop.position.batch_index):
+                loop.run()
             task.peers.wait()
     except Interrupted:
         raise

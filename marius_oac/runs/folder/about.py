@@ -37,7 +37,8 @@ VERSION = 2
 ABOUT = "run.json"
 
 MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
-              "metrics", "pipeline.in_flight", "pipeline.most_in_flight", "pipeline.workers", "pipeline.link",
+              "metrics", "trackers", "pipeline.in_flight", "pipeline.most_in_flight", "pipeline.workers",
+              "pipeline.link",
               "data.path", "data.train", "compute.products",
               "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive", "keys.capacity",
               "storage.memory", "storage.path", "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing",

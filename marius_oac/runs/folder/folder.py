@@ -58,7 +58,9 @@ from marius_oac.runtime.files.untrusted import parse_json, read_bounded, read_if
 from marius_oac.types import present
 
 CONFIG, SUMMARY, TRACE = "config.yaml", "summary.json", "trace.json"
-_FILES = r"config\.yaml|run\.json|log\.json|classes\.json|metrics\.jsonl|order\.npy|summary\.json|saved\.json"
+_FILES = (
+    r"config\.yaml|run\.json|log\.json|classes\.json|metrics\.jsonl|order\.npy|summary\.json|saved\.json|metrics\.prom"
+)
 _FOLDERS = r"buckets|encoded-[a-z0-9_]{8}"
 """Finished names of what is written into a run's folder while it is locked."""
 _KEPT = ("checkpoints", "tables", "nodes", "encoded", "buckets")

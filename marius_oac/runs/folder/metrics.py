@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,23 @@ class Prefix(Described):
 
 
 class MetricsFile:
-    """The file `metrics.jsonl` of a run; it exists once it has a line."""
+    """The file `metrics.jsonl` of a run; it exists once it has a line.
+
+    Attributes:
+        listeners: called with each line that is added.
+    """
 
     def __init__(self, folder: Path):
         self.path = folder / METRICS
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Appends a line. Raises InputError if the disk is full, or can't be written."""
+        """Appends a line, and passes it to the listeners. Raises InputError if the disk is full, or can't be
+        written."""
         with disk_errors(self.path), open(self.path, "a", encoding="utf-8", opener=open_own) as file:
             file.write(json_text(line) + "\n")
+        for listener in self.listeners:
+            listener(line)
 
     def lines(self) -> list[dict[str, Any]]:
         """The parsed lines. A damaged line is skipped with a warning, an incomplete last line silently. Raises
