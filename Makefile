@@ -7,6 +7,8 @@ DGL_TESTS := tests/data/dgl tests/models/gnn/test_own_layer.py
 # What the examples of a loop of one's own are made with. torchrec asks for fbgemm's build for CUDA, which brings a GPU's
 # libraries; fbgemm-gpu-cpu 1.8 is the one for torch 2.13. fuxictr 2.3.10 needs ray.
 LOOPS := lightning torch_geometric torchdata fuxictr tensordict torchmetrics pyre-extensions
+# What trackers are tested with.
+LOOPS += tensorboard mlflow-skinny sqlalchemy alembic
 # In the order of tests/costs.py: the dearest files first.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # Each process that the tests start would else compile all modules anew where bytecode is not to be kept.
@@ -61,7 +63,7 @@ test-dgl: .venv/tested  ## the tests that need dgl, in an environment of its own
 test-loops: .venv/tested  ## the examples with Lightning, TorchRec, FuxiCTR and PyG, in an environment of their own
 	@if ! $(MAKE) --no-print-directory .venv-loops/installed; then \
 	  echo 'test-loops: SKIPPED, as what the examples need can not be installed here'; \
-	else .venv-loops/bin/python -m pytest -q -n 2 -m 'slow or not slow' tests/examples; fi
+	else .venv-loops/bin/python -m pytest -q -n 2 -m 'slow or not slow' tests/examples tests/runs/test_tracking.py; fi
 
 .venv-ray/installed: .venv/tested constraints.txt
 	rm -rf .venv-ray

@@ -69,7 +69,7 @@ def test_a_run_with_trackers_and_callbacks_has_the_bits_of_one_without(graph, fi
     assert [key for key in plain if "sha256" in key or "mrr" in key if plain[key] != summary[key]] == []
     assert (
         sorted(batch for batch, _ in seen["batch"]) == list(range(50))
-        and sum(each for _, each in seen["batch"]) == 3000
+        and sum(each for _, each in seen["batch"]) == 2 * graph.num_edges["train"]
     )
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for kind in ("epoch", "evaluation"):
@@ -80,11 +80,6 @@ def test_a_run_with_trackers_and_callbacks_has_the_bits_of_one_without(graph, fi
         newest[re.sub(r"\W", "_", f"marius_oac_{kind}_{name}"), name] = number
         newest[f"marius_oac_{kind}_batch", "batch"] = batch
     assert found == newest and not list(path.glob(".*unfinished"))
-    assert (
-        found["marius_oac_valid_filtered_hits_10", "filtered.hits@10"] == summary["valid.filtered.hits@10"]
-        if ("valid.filtered.hits@10" in summary)
-        else True
-    )
 
 
 @pytest.mark.parametrize("name", ["on_batch", "on_epoch", "on_evaluation", "on_checkpoint"])
