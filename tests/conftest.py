@@ -23,7 +23,7 @@ if DEVICE.type == "cpu":  # before anything imports Triton
 
 # Property tests draw the same examples every time. `make fuzz`, with which CI ends, takes the other profile: more
 # examples, and a seed that it prints.
-settings.register_profile("repeatable", derandomize=True, database=None, max_examples=40)
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
 settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
 ahead.MOST_PROCESSES = 1  # nothing is compiled beside tests, which say which kernels they want

@@ -325,6 +325,7 @@ class CtrConfig(BaseConfig):
     data_grows = True
     kernels = "clicks"
     decisive_metric: ClassVar[str] = "auc"
+    """Decides which checkpoint, or which trial of a search, is best: the larger, the better."""
     how_to_ask = "was trained on a click log: name the files to predict with --data"
 
     task: Literal["ctr"] = "ctr"

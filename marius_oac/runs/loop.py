@@ -157,7 +157,7 @@ class TrainingLoop:
             return
         line = {"kind": "evaluation", "split": "progressive", "epoch": epoch, "batch": self.position.batch_index - 1}
         self.folder.metrics.add(line | metrics)
-        metric = self.session.task.decisive_metric
+        metric = self.config.decisive_metric
         progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
 
     def _stop_if_asked(self) -> None:
@@ -328,7 +328,7 @@ class TrainingLoop:
         """Validates at the end of an epoch, marks the best checkpoint and counts patience."""
         if not self._evaluation_follows():
             return
-        epochs, metric = self._epochs_done(), self.session.task.decisive_metric
+        epochs, metric = self._epochs_done(), self.config.decisive_metric
         with self._stopped_at_once():
             metrics = self.session.evaluate("valid", whole=False)
         value, stopping = metrics[metric], self.config.training.early_stopping
@@ -372,7 +372,7 @@ class TrainingLoop:
         }
         if position.best >= 0:
             summary["training.best_epoch"] = position.best_epoch
-            summary[f"valid.{self.session.task.decisive_metric}"] = position.best
+            summary[f"valid.{self.config.decisive_metric}"] = position.best
         for name, digest in self.session.task.fingerprints(self.session.stores).items():
             summary[f"tables.{name}.sha256"] = digest
         summary["tables.dense.sha256"] = self.session.dense_fingerprint()

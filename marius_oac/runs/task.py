@@ -119,11 +119,6 @@ class Task(ABC):
     peers: Peers = Peers()
 
     @property
-    def decisive_metric(self) -> str:
-        """The metric that decides which checkpoint is best; the larger, the better."""
-        return self.config.decisive_metric
-
-    @property
     @abstractmethod
     def validates_on_a_sample(self) -> bool:
         """Whether evaluations between epochs use only a part of `valid`."""
