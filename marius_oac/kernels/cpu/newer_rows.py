@@ -8,8 +8,8 @@ from marius_oac.kernels.cpu.jit import compiled
 @compiled
 def replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, values):
     # No branch tells which of the two lists goes on: it would be guessed wrongly for every other row.
-    most = min(rows.size, newer_rows.size)
-    places, sources = np.empty(most + 1, np.int64), np.empty(most + 1, np.int64)
+    most = min(rows.size, newer_rows.size)  # within the loop `replaced` is less: it is at most i, and at most j
+    places, sources = np.empty(most, np.int64), np.empty(most, np.int64)
     replaced, i, j = 0, 0, 0
     while i < rows.size and j < newer_rows.size:
         row, newer = rows[i], newer_rows[j]
