@@ -3,9 +3,11 @@
     python -m benchmarks.own_loop.speed                 # one table, 1,024 keys of 64 floats, microseconds a batch
     python -m benchmarks.own_loop.speed --setting dlrm  # or deepfm, sparse: examples/s, as in benchmarks.clicks.step
 
-Of the empty model "rows" reads and commits the rows that a loop needs, and nothing else, in one thread; "loop" asks the
-engine for batch after batch and does nothing with them; "step" looks the rows up, has gradients of ones and updates the
-rows, by SGD; "plain" does what "step" does with nn.Embedding(sparse=True) of as many rows.
+Of the empty model "rows" reads and commits the rows that a loop needs, and nothing else, in one thread; "floor" calls
+what a batch can't do without, one after the other: keys are told apart and their rows found, sorted and read, copied to
+a leaf tensor and checked; "loop" asks the engine for batch after batch and does nothing with them, so that nothing is
+committed; "step" looks the rows up, has gradients of ones and updates the rows, by SGD; "plain" does what "step" does
+with nn.Embedding(sparse=True) of as many rows.
 
 Of the others "dense" is the network alone, "plain" has nn.EmbeddingBag(sparse=True) with torch.optim.Adagrad, and
 "loop" the engine's table in its place: the same network, under torch. The engine goes on while others have their turns,
@@ -24,8 +26,13 @@ import marius_oac.torch as mt
 from benchmarks.clicks.step import BATCH, DIMENSION, DRAWN, SETTINGS, Race, Torch, config_scale
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, take_turns
+from marius_oac.kernels.cpu import leaves
+from marius_oac.kernels.cpu.relabel import relabel
+from marius_oac.models.compute.soundness import is_sound
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.keys.distinct import DistinctKeys
+from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.memory import MemoryStore
 
 KEYS, ROWS, FLOATS = 1024, 1_000_000, 64
@@ -53,6 +60,34 @@ class Rows(Contestant):
             rows = self._batches[self._next % len(self._batches)]
             self._store.read(rows, self._values, self._timestamps)
             self._store.commit(rows, self._values, self._next)
+            self._next += 1
+
+
+class Floor(Contestant):
+    """The parts of a batch that look at each of its keys or floats, and the leaf."""
+
+    def __init__(self) -> None:
+        self._keys = KeyTable(MemoryStore("rows", 0, RowLayout(FLOATS, 0), RowInitial("normal", 1.0, 0, "rows"), ROWS))
+        for keys in np.arange(ROWS).reshape(16, -1):
+            self._keys.admit(*self._asked(keys), np.full(keys.size, -1), distinct=True)
+        self._batches, self._next = [keys.numpy() for keys in draw()], 0
+        self._values, self._timestamps = np.empty((KEYS, FLOATS), np.float32), np.empty(KEYS, np.int64)
+
+    @staticmethod
+    def _asked(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return np.zeros(keys.size, np.uint16), keys, np.zeros(keys.size, np.uint32)
+
+    def run(self, batches: int) -> None:
+        for _ in range(batches):
+            keys = self._batches[self._next % len(self._batches)]
+            distinct = DistinctKeys.of("rows", *self._asked(keys))
+            order = self._keys.find(*distinct.asked)
+            rows = relabel(order, ROWS)
+            self._keys.store.read(rows, self._values, self._timestamps)
+            leaf = np.empty((KEYS, FLOATS), np.float32)
+            leaves.gather(self._values, order, leaf)
+            torch.from_numpy(leaf).requires_grad_().register_hook(lambda gradient: None)
+            is_sound(self._values, FLOATS)
             self._next += 1
 
 
@@ -117,6 +152,7 @@ class OwnLoop(Torch):
 def empty(options: argparse.Namespace) -> None:
     factories = {
         "rows": Rows,
+        "floor": Floor,
         "loop": partial(Loop, False, options.in_flight),
         "step": partial(Loop, True, options.in_flight),
         "plain": Plain,

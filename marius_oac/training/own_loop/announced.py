@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from marius_oac.errors import InputError
 from marius_oac.training.own_loop.key_forms import Keys, read_keys
+from marius_oac.types import present
 
 _MANY = 8
 """Batches of a tensor, of which then those before the batch at hand are forgotten."""
@@ -69,22 +70,23 @@ class Announced:
                 known = self._known.setdefault(each.given, {})
                 known[number] = (first, each.count, each.given._version)
                 if len(known) > _MANY:
-                    for old in [old for old in known if old < self.at_hand and old != number]:
+                    for old in [old for old in known if old < self.at_hand]:
                         del known[old]
             first += each.count
 
-    def of(self, tensor: torch.Tensor, number: int) -> slice | None:
-        """Where the tensor's keys are among those of batch `number`; None: they must be looked for.
+    def of(self, keys: Keys, number: int) -> slice | None:
+        """Where keys of a user's tensor are among those of batch `number`; None: they must be looked for.
 
         Raises:
             InputError: it was announced for batches that were handed back, and not for this one.
         """
-        known = self._known.get(tensor)
+        known = None if keys.given is None else self._known.get(keys.given)
         if not known:
             return None
         if number in known:
             first, count, version = known[number]
-            return slice(first, first + count) if version == tensor._version else None
+            same = version == present(keys.given)._version and count == keys.count  # `.data = ` leaves the version
+            return slice(first, first + count) if same else None
         if max(known) < number:
             raise InputError(
                 f"this tensor of keys belongs to batch {max(known)}, which was handed back when the loop asked for the "

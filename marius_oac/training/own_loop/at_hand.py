@@ -127,6 +127,12 @@ class Rows:
             raise NotAnnounced(int(np.flatnonzero(~found)[0]))
         return torch.from_numpy(places)
 
+    def check_leaf(self) -> None:
+        """Raises InputError if the leaf has another shape than the rows: kernels look at no bounds."""
+        if self.leaf.shape != (len(self._order), self._dimension):
+            raise InputError(f"the parameter of table {shown(self.name)} was {[len(self._order), self._dimension]} and "
+                             f"has become {list(self.leaf.shape)}", f"batch {self.number}")  # fmt: skip
+
     def check_gradient(self) -> None:
         """Raises DivergedError if the gradient is not finite."""
         gradients = self._gradient()
@@ -156,6 +162,7 @@ class Rows:
         gradients = self._gradient()
         if gradients is None:
             return False
+        self.check_leaf()
         update, whole = by.updating(rate, number), self._whole
         with torch.no_grad():
             if whole is None:

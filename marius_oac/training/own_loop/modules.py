@@ -131,6 +131,7 @@ class Keyed(Refusals):
                 "there is no batch at hand: use the module within `for batch in engine.batches(...)`, and before "
                 "`engine.save`, or call model.eval() to read rows", where
             )  # fmt: skip
+        rows.check_leaf()
         places = self._places(keys, rows, where)
         if torch.is_grad_enabled():
             rows.use(places if self.padding_idx is None else places[~keys.are(self.padding_idx).reshape(-1)])
@@ -138,7 +139,7 @@ class Keyed(Refusals):
 
     def _places(self, keys: Keys, rows: Rows, where: str) -> torch.Tensor:
         """Of each of n keys the place in the batch at hand, int64 [n]."""
-        known = None if keys.given is None else self.served.announced.of(keys.given, rows.number)
+        known = self.served.announced.of(keys, rows.number)
         if known is not None:
             return rows.local[known]
         try:
@@ -208,7 +209,7 @@ class EmbeddingBag(Keyed):
         if not values.requires_grad:
             return self._read(keys, values, places, offsets, weights, padding)
         if keys.shape is None:
-            bounds = present(keys.offsets)
+            bounds = present(keys.offsets).to(torch.int64, copy=True)  # the backward pass uses them, too, unchecked
         elif offsets is not None:
             last = [] if self.include_last_offset else [offsets.new_tensor([keys.count])]
             bounds = torch.cat([offsets.detach(), *last]).long()

@@ -37,7 +37,7 @@ class Peeked:
 
     def find(self, keys: Keys) -> torch.Tensor | None:
         """The place of each key in `values`, int64 [n]; None: they are not a tensor of the batch."""
-        place = None if keys.given is None else self.announced.of(keys.given, 0)
+        place = self.announced.of(keys, 0)
         return None if place is None else self.local[place]
 
 

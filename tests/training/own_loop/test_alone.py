@@ -66,6 +66,16 @@ def test_both_the_step_and_the_stages_must_take_long_enough(threads, monkeypatch
         assert loop and taken == taken_over
 
 
+def test_every_batch_of_the_sample_must_take_long_enough(threads):
+    threads(2, 0.5)
+    with (loop := Loop()).engine as engine:
+        for _ in engine.batches(key_batches(1)):
+            inner = loop.engine._loop
+            for seconds, pays in ((0.1, False), (1.0, False), (1.0, True), (0.1, False)):
+                inner._seconds.append(seconds)
+                assert inner._pay() == pays
+
+
 def test_a_loop_of_mode_sync_has_no_threads():
     loop, others = Loop(mode="sync"), threading.active_count()
     with loop.engine as engine:

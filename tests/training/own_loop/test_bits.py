@@ -95,6 +95,17 @@ def test_reading_waits_for_the_batches_that_were_handed_back(monkeypatch):
         assert torch.equal(joined(*reading), after(1))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 17])
+def test_rows_are_told_apart_by_all_their_bits(count):
+    """Rows are sorted by the bits that the last one has."""
+    loop = Loop(mode="sync", std=0.0, optimizer=mt.SGD, lr=1.0)
+    with loop.engine as engine:
+        for batch in engine.batches([{"item": torch.arange(count)}, {"item": torch.arange(count).flip(0)}]):
+            (loop.items(batch["item"]) * batch["item"][:, None]).sum().backward()
+            loop.rows.step()
+        assert loop.table(count)[:, 0].tolist() == [-2 * key for key in range(count)]
+
+
 def test_a_batch_may_be_longer_than_all_before():
     draw = torch.Generator().manual_seed(2)
     batches = [{"item": torch.randint(0, 5000, (size,), generator=draw)} for size in (1, 300, 0, 5, 4000, 1200)] * 3

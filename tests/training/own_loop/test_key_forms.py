@@ -198,6 +198,53 @@ def test_of_a_tensor_that_is_in_many_batches_few_are_remembered(in_flight):
             assert number in known and len(known) <= max(9, drawn + 1)
 
 
+def test_keys_that_have_become_more_are_looked_for_by_value():
+    items = mt.EmbeddingBag(2, std=0.0, include_last_offset=True)
+    rows, many = mt.SGD(items, lr=1.0), 1_000_000
+    with mt.Engine(items, {items: 0}, [rows]) as engine:
+        for number, (keys,) in enumerate(engine.batches([[torch.tensor([1, 2, 1])]] * 2)):
+            if number:
+                assert items(keys[:2], torch.tensor([0, 2]))[0].tolist() == [-3, -3]
+                keys.data = torch.ones(many, dtype=torch.int64)
+                assert items(keys, torch.tensor([0, 3, many]))[:, 0].tolist() == [-6, -2 * (many - 3)]
+            else:
+                items(keys, torch.tensor([0, 3])).sum().backward()
+                rows.step()
+        with engine.peek([keys := torch.tensor([2, 1])]):
+            keys.data = torch.ones(many, dtype=torch.int64)
+            assert items(keys, torch.tensor([0, many]))[0, 0] == -2 * many
+
+
+def test_bags_keep_their_offsets_for_the_backward_pass():
+    items = mt.EmbeddingBag(2, std=0.0)
+    rows = mt.SGD(items, lr=1.0)
+    with mt.Engine(items, {items: 0}, [rows]) as engine:
+        for (bags,) in engine.batches(
+            [[torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 3]))]]
+        ):
+            found = items(bags)
+            bags.offsets().numpy()[1] = 1_000_000_000
+            found.sum().backward()
+            rows.step()
+    assert items.eval()([[0], [1], [2]])[:, 0].tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize("where", ["look up", "step"])
+def test_a_parameter_of_another_shape_is_told(where):
+    with (loop := Loop()).engine as engine:
+        for batch in engine.batches([{"item": torch.arange(9)}]):
+            loop.items(batch["item"]).sum().backward()
+            (leaf,) = loop.rows.param_groups[0]["params"]
+            gradient, leaf.grad = leaf.grad, None
+            leaf.data = leaf.data[:1]
+            with pytest.raises(InputError, match=re.escape("was [9, 4] and has become [1, 4]")):
+                if where == "look up":
+                    loop.items(batch["item"])
+                else:
+                    leaf.grad = gradient[:1].clone()
+                    loop.rows.step()
+
+
 @dataclass
 class Item:
     item: torch.Tensor
