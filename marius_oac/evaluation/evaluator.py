@@ -12,6 +12,7 @@ from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import DrawnCandidates, evaluate
 from marius_oac.evaluation.own_metrics import Metric, ranking_metrics
 from marius_oac.evaluation.scores import LinkScorer
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.kernels.cpu.permutation import Permutation
 from marius_oac.models.link_prediction.decoders import make_decoder
 
@@ -54,15 +55,19 @@ class Evaluator:
         places = Permutation(len(edges), self._config.seed, 0, "validation")
         return edges[np.sort(places.permute(np.arange(self._config.evaluation.max_edges)))]
 
-    def evaluate(self, scorer: LinkScorer, split: Split, whole: bool = True) -> dict[str, float]:
-        """Metrics such as `filtered.mrr`; see `edges` and `Evaluation.as_dict`. Raises as `evaluate`."""
+    def evaluate(
+        self, scorer: LinkScorer, split: Split, whole: bool = True, among: Sharing = UNSHARED
+    ) -> dict[str, float]:
+        """Metrics such as `filtered.mrr`; see `edges` and `Evaluation.as_dict`. Of several processes only the leading
+        one gets them. Raises as `evaluate`."""
         config, edges = self._config.evaluation, self.edges(split, whole)
         drawn = None
         if config.candidates != "all":
             train = self._graph.edges("train")
             drawn = DrawnCandidates(config.candidates, train, self._config.seed, config.degree_fraction)
         known = self._known_answers(split, edges, whole) if config.filtered else None
-        return evaluate(scorer, edges, known, drawn, config.memory, own=self._own).as_dict()
+        found = evaluate(scorer, edges, known, drawn, config.memory, own=self._own, among=among)
+        return found.as_dict() if found else {}
 
     def _known_answers(self, split: Split, edges: np.ndarray, whole: bool) -> KnownAnswers:
         """The known answers of these edges. Those for evaluations between epochs are kept."""

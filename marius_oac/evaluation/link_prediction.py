@@ -9,6 +9,7 @@ earlier blocks.
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from marius_oac.evaluation.ranks import (
     own_columns,
 )
 from marius_oac.evaluation.scores import Blocks, LinkScorer
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.kernels.cpu.random import stream_key
 from marius_oac.kernels.cpu.ranks import NAN
 from marius_oac.runtime.progress import Progress
@@ -94,8 +96,9 @@ def evaluate(
     memory: int = 256,
     hits: Sequence[int] = HITS,
     own: Mapping[str, Metric] = NO_METRICS,
-) -> Evaluation:
-    """Ranks both ends of every edge.
+    among: Sharing = UNSHARED,
+) -> Evaluation | None:
+    """Ranks both ends of every edge. Returns None on all but the leading one of several processes.
 
     Args:
         edges: int32 or int64 [E, 3] (head, relation, tail) or [E, 2] (head, tail).
@@ -104,6 +107,7 @@ def evaluate(
         memory: MiB to use, besides `known` and some 100 bytes per edge.
         hits: the k of Hits@k.
         own: the user's metrics by name, functions of ranks.
+        among: the processes that rank the same edges together.
 
     Raises:
         InputError: there are no edges.
@@ -116,9 +120,13 @@ def evaluate(
     if known is not None and known.num_queries != len(edges):
         raise ValueError(f"known answers of {known.num_queries} edges, but {len(edges)} are to be ranked")
     num_candidates = drawn.count if drawn else scorer.entities.num_rows
-    ranking = _Ranking(scorer, edges, known, Blocks.fit(scorer, num_candidates, memory))
-    with torch.inference_mode(), Progress("ranking", "scores", 2 * len(edges) * num_candidates) as progress:
+    ranking = _Ranking(scorer, edges, known, Blocks.fit(scorer, num_candidates, memory), among)
+    scores = 2 * len(among.share(len(edges))) * num_candidates
+    with torch.inference_mode(), Progress("ranking", "scores", scores, shown=among.rank == 0) as progress:
         ranking.against_drawn(drawn, progress) if drawn else ranking.against_all(progress)
+        ranking.collect()
+    if among.rank:
+        return None
 
     def metrics(filtered: bool) -> SideMetrics:
         heads, tails = (doubled_ranks(ranking.counts[side], filtered) for side in (Side.HEAD, Side.TAIL))
@@ -167,17 +175,25 @@ class _Tile:
 
 
 class _Ranking:
-    """The state of an evaluation; `counts` is int64 [2, 5, E], by `Side`, see `ranks.BETTER`."""
+    """The state of an evaluation; `counts` is int64 [2, 5, E], by `Side`, see `ranks.BETTER`. Those of other processes'
+    queries are 0 until `collect`."""
 
-    def __init__(self, scorer: LinkScorer, edges: np.ndarray, known: KnownAnswers | None, blocks: Blocks) -> None:
+    def __init__(
+        self, scorer: LinkScorer, edges: np.ndarray, known: KnownAnswers | None, blocks: Blocks, among: Sharing
+    ) -> None:
         self._scorer, self._edges, self._known, self._blocks = scorer, edges, known, blocks
+        self._among, self._own = among, among.share(len(edges))
+        self._orders: dict[Side, np.ndarray] = {}
+        """The edges' indices in the order in which processes have their shares."""
         self.counts = np.zeros((len(Side), 5, len(edges)), np.int64)
 
     def against_all(self, progress: Progress) -> None:
         parts = []
         for side, column in ((Side.HEAD, 0), (Side.TAIL, -1)):
-            order = np.argsort(self._edges[:, column], kind="stable")
-            parts += [(side, order[i : i + self._blocks.tile]) for i in range(0, len(order), self._blocks.tile)]
+            # A share of neighbouring answers is as few blocks as a tile of one process.
+            order = self._orders[side] = np.argsort(self._edges[:, column], kind="stable")
+            own = order[self._own.start : self._own.stop]
+            parts += [(side, own[i : i + self._blocks.tile]) for i in range(0, len(own), self._blocks.tile)]
         at_once = max(self._blocks.queries // self._blocks.tile, 1)
         for first in range(0, len(parts), at_once):
             tiles = [self._tile(side, places) for side, places in parts[first : first + at_once]]
@@ -186,8 +202,10 @@ class _Ranking:
 
     def against_drawn(self, drawn: DrawnCandidates, progress: Progress) -> None:
         entities, (tile_size, block_size) = self._scorer.entities, (self._blocks.tile, self._blocks.block)
-        for group, first in enumerate(range(0, len(self._edges), DRAW_EDGES)):
-            places = np.arange(first, min(first + DRAW_EDGES, len(self._edges)))
+        self._orders = dict.fromkeys(Side, np.arange(len(self._edges)))
+        groups = np.arange(self._own.start, self._own.stop) // DRAW_EDGES
+        for group in np.unique(groups).tolist():
+            places = self._own.start + np.flatnonzero(groups == group)
             for side in Side:
                 tiles = [self._tile(side, places[i : i + tile_size]) for i in range(0, len(places), tile_size)]
                 for tile in tiles:
@@ -236,6 +254,18 @@ class _Ranking:
                 "embeddings hold NaN, or are so large that their products overflow"
             )
         progress.add(len(tile.places) * len(candidates))
+        self._among.turn()
+
+    def collect(self) -> None:
+        """Completes the counts on the leading process. Collective."""
+        if self._among.count == 1:
+            return
+        for side, order in self._orders.items():
+            counts = self.counts[side]
+            mine = np.ascontiguousarray(counts[:, order[self._own.start : self._own.stop]].T)
+            found = self._among.collected(io.BytesIO(mine.tobytes()), counts.nbytes)
+            if self._among.rank == 0:
+                counts[:, order] = np.frombuffer(found.read(), np.int64).reshape(-1, len(counts)).T
 
     def _finish(self, tiles: Sequence[_Tile]) -> None:
         for tile in tiles:

@@ -5,7 +5,7 @@ there, so that checkpoints and evaluations see a consistent state. Where a segme
 
 A checkpoint is saved before an evaluation, and holds none of its results. A run that resumes at the end of an epoch
 evaluates it again, with the same results. So a signal stops an evaluation, and whatever else follows the last batch, at
-once; the process that evaluates tells the others, which wait for it.
+once; of processes that evaluate together the one that hears it tells the others.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class TrainingLoop:
     @contextmanager
     def _stopped_at_once(self) -> Iterator[None]:
         """Within the block a signal, also an earlier one, stops the run at once: a resumed run does the work again. Of
-        several processes the one that the others wait for stops, and tells them."""
+        several processes see `runs.sharded.evaluation`."""
         try:
             with stopped_at_once() if self._alone else nullcontext():
                 if self._alone and self.session.pipeline.stop_requested:

@@ -16,6 +16,7 @@ import torch
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
 from marius_oac.data.prepare.splits import Split
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.rows import RowSource
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
@@ -56,7 +57,7 @@ class Peers:
     """The processes of a run, which take the same decisions. This class is for a run of one process."""
 
     leads = True
-    """Whether this process evaluates, and reports to the user."""
+    """Whether this process decides, and reports to the user."""
     rank = 0
     """This process's number among them."""
     trains = True
@@ -69,10 +70,6 @@ class Peers:
     def any(self, flag: bool) -> bool:
         """Returns whether the flag is set on any process. Collective."""
         return flag
-
-    def from_lead(self, make: Callable[[], Any]) -> Any:
-        """Returns what `make` returns on the leading process, a plain value. Collective."""
-        return make()
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the value of each process, by rank; values are plain. Collective."""
@@ -173,16 +170,19 @@ class Task(ABC):
         """Whether the split has something to evaluate."""
 
     @abstractmethod
-    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
+    def evaluate(
+        self, parts: Components, split: Split, whole: bool = True, among: Sharing = UNSHARED
+    ) -> dict[str, float]:
         """Evaluates the present parameters on a split, `valid` or `test`.
 
         Args:
             whole: use all of the split; else what evaluations between epochs use.
+            among: the processes that evaluate together; only the leading one gets the metrics. Collective.
         """
 
     @abstractmethod
-    def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
-        """Metrics that must be measured before an epoch is trained; None: there are none."""
+    def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> dict[str, float] | None:
+        """Metrics that must be measured before an epoch is trained; None: there are none. `among`: see `evaluate`."""
 
     @abstractmethod
     def check_data_from(self, batch_index: int) -> None:

@@ -3,6 +3,7 @@ this program are made here; `runs/reporting.py` shows one for training."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -28,13 +29,15 @@ class Progress:
         what: the work ("reading train.tsv").
         unit: the unit ("edges", "B").
         total: the number of units, where it is known.
+        shown: whether to show it; of several processes one does.
     """
 
-    def __init__(self, what: str, unit: str, total: int | None = None) -> None:
+    def __init__(self, what: str, unit: str, total: int | None = None, shown: bool = True) -> None:
         self._what, self._unit, self._total, self._done = what, unit, total, 0
-        self._next_line = time.monotonic() + FIRST_SECONDS
+        self._next_line = time.monotonic() + FIRST_SECONDS if shown else math.inf
         self._said = False
-        self._bar = make_bar(f" {unit}", total, desc=what, unit_scale=True, delay=FIRST_SECONDS)
+        bar = {"desc": what, "unit_scale": True, "delay": FIRST_SECONDS}
+        self._bar = make_bar(f" {unit}", total, **bar) if shown else None
 
     def add(self, amount: int) -> None:
         """Counts `amount` more units as done."""

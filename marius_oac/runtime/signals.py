@@ -236,6 +236,29 @@ def stopped_at_once() -> Iterator[None]:
 
 
 @contextmanager
+def put_off() -> Iterator[None]:
+    """Within the block, itself within one that is `stopped_at_once`, the first request waits; StopSignal is raised when
+    the block is left. For short work that must not be left half done. Elsewhere nothing is changed."""
+    requests = _polite
+    if requests is None or not requests.at_once or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    requests.at_once = False
+    try:
+        yield
+    finally:
+        requests.at_once = True
+    if requests.asked:
+        raise StopSignal(requests.first)
+
+
+def stop_asked() -> int | None:
+    """The signal of the first request since the main thread entered `stop_on_interrupt`; None: there is none."""
+    here = threading.current_thread() is threading.main_thread()
+    return _polite.first if here and _polite and _polite.asked else None
+
+
+@contextmanager
 def handled(signals: Sequence[int], handle: Callable[[int, object], None]) -> Iterator[None]:
     """Within the block these signals call `handle`, except a SIGHUP that is ignored; in the main thread only.
 

@@ -21,6 +21,7 @@ from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
 from marius_oac.evaluation.scores import EntityReader
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute import own_initial
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.update import Update
@@ -69,7 +70,7 @@ class TaskOnGraph(Task):
     def _all_row_bytes(self) -> int:
         return sum(entity_layout(self.config).row_bytes * table.num_rows for table in self.planner.tables)
 
-    def before_epoch(self, parts: Components, epoch: int) -> None:
+    def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> None:
         """None: nothing is measured."""
 
     def check_data_from(self, batch_index: int) -> None:

@@ -129,12 +129,14 @@ def test_the_others_wait_for_an_evaluation_as_long_as_it_takes(two_nodes):
 
 
 @pytest.mark.slow
-def test_an_evaluation_is_stopped_at_once_and_the_others_are_told(two_nodes, tmp_path):
+@pytest.mark.parametrize("stopped", ["a", "ab"])
+def test_an_evaluation_is_stopped_at_once_and_the_others_are_told(two_nodes, tmp_path, stopped):
     with ExitStack() as stack:
         both = two_nodes({"evaluation": 1000}, stack)
-        while both[0].stdout.readline() != "evaluating\n":
-            assert both[0].poll() is None
         for process in both:
+            while process.stdout.readline() != "evaluating\n":
+                assert process.poll() is None
+        for process in both[: len(stopped)]:
             process.terminate()
         for process in both:
             assert "Traceback" not in process.communicate(timeout=60)[0]

@@ -2,6 +2,7 @@
 spread."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ def test_the_slices_of_several_trainers_are_the_batch(labelled, make):
 
 def test_what_is_measured_before_an_epoch_is_measured_when_all_have_dropped(days, monkeypatch):
     task, done, measured = start_task(clicks(days)), [], threading.Event()
-    monkeypatch.setattr(task, "before_epoch", lambda parts, epoch: (done.append("measured"), measured.set()))
+    monkeypatch.setattr(task, "before_epoch", lambda *given: (done.append("measured"), measured.set()))
 
     def work(group):
         node = ShardedTask(task, group, [1.0, 1.0], None, None)
@@ -171,10 +172,10 @@ def test_what_is_measured_before_an_epoch_is_measured_when_all_have_dropped(days
             done.append("dropped")
 
         monkeypatch.setattr(node.rows, "before_epoch", drop)
-        node.before_epoch(None, 1)
+        node.before_epoch(SimpleNamespace(step=SimpleNamespace(dense_state=dict)), 1)
 
     together(ThreadGroup.members(2), work)
-    assert done == ["dropped", "dropped", "measured"]
+    assert done == ["dropped", "dropped", "measured", "measured"]
 
 
 def test_no_question_of_the_loop_is_answered_by_silence():

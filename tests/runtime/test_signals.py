@@ -15,8 +15,10 @@ from marius_oac.runtime import signals
 from marius_oac.runtime.signals import (
     STOPPING,
     StopSignal,
+    put_off,
     signal_behind,
     signal_heard,
+    stop_asked,
     stop_on_interrupt,
     stopped_at_once,
     stopped_by_signals,
@@ -108,6 +110,21 @@ def test_the_first_request_stops_at_once_where_there_is_nothing_to_lose(untouche
     assert caught.value.number == signal.SIGTERM
     with stopped_at_once():
         pass
+
+
+def test_a_request_may_be_put_off_for_a_moment(untouched):
+    asked = []
+    with stop_on_interrupt(lambda: asked.append(stop_asked())), pytest.raises(StopSignal) as caught:
+        with put_off():
+            assert stop_asked() is None
+        with stopped_at_once():
+            with put_off():
+                send(signal.SIGHUP)
+                asked.append("done")
+            pytest.fail("went on")
+    assert asked == [signal.SIGHUP, "done"] and caught.value.number == signal.SIGHUP
+    with put_off():
+        assert stop_asked() is None
 
 
 def test_a_signal_that_was_heard_does_not_come_again(untouched, monkeypatch):

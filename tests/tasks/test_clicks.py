@@ -147,7 +147,7 @@ def test_day_by_day_has_the_bits_of_all_days_at_once(days, tmp_path):
 
 
 def test_the_millions_of_a_day_are_told_apart(days, tmp_path, monkeypatch):
-    monkeypatch.setattr("marius_oac.tasks.ctr.predict.MILLION", 64)
+    monkeypatch.setattr("marius_oac.tasks.ctr.evaluate.MILLION", 64)
     config = ctr_config(days[:2], "training.epochs=1", "training.progressive=true", "evaluation.batch_size=32")
     train(config, tmp_path / "run")
     for line in RunFolder.open(tmp_path / "run").metrics.lines():

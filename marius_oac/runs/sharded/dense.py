@@ -6,7 +6,9 @@ Else all start from the common parameters, or from the mean of the replicas, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,3 +84,26 @@ def share_dense(peers: Peers, group: Group, step: Step) -> None:
         group.broadcast(found[name])
     if not peers.leads:
         step.load_dense_state(found)
+
+
+@contextmanager
+def lent_dense(peers: Peers, group: Group, step: Step) -> Iterator[None]:
+    """Within the block all have the first process's dense parameters, as far as they differ: replicas of their own, or
+    batch norm's running statistics. Collective."""
+    mine = {name: each.detach().clone() for name, each in step.dense_state().items()}
+    if len(set(peers.gather(_digest(mine) if peers.trains else None)) - {None}) == 1:
+        yield
+        return
+    share_dense(peers, group, step)
+    try:
+        yield
+    finally:
+        if not peers.leads:
+            step.load_dense_state(mine)
+
+
+def _digest(state: State) -> str:
+    digest = hashlib.sha256()
+    for name, each in sorted(state.items()):
+        digest.update(name.encode() + each.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -8,7 +8,6 @@ from typing import Any
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.runs.task import Peers
-from marius_oac.runtime.signals import StopSignal, signal_heard, stopped_at_once
 
 
 class ClusterPeers(Peers):
@@ -29,22 +28,6 @@ class ClusterPeers(Peers):
     def any(self, flag: bool) -> bool:
         """See `Peers.any`."""
         return any(self._group.gather(flag))
-
-    def from_lead(self, make: Callable[[], Any]) -> Any:
-        """See `Peers.from_lead`. The others wait; a signal on the leading process raises StopSignal on all."""
-        made, signal = None, None
-        if self.leads:
-            try:
-                with stopped_at_once():
-                    made = make()
-            except BaseException as error:
-                signal = signal_heard(error)
-                if signal is None:
-                    raise
-        made, signal = self._group.gather([made, signal])[0]
-        if signal is not None:
-            raise StopSignal(signal)
-        return made
 
     def common(self, names: Sequence[str]) -> list[str]:
         """See `Peers.common`."""

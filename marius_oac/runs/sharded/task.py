@@ -20,6 +20,7 @@ import torch
 from marius_oac import __version__
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, SlicedPlanner, with_share
 from marius_oac.data.prepare.splits import Split
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.sync_server import SyncServers
@@ -40,7 +41,8 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, layout_name
-from marius_oac.runs.sharded.dense import adapted, load_dense
+from marius_oac.runs.sharded.dense import adapted, lent_dense, load_dense
+from marius_oac.runs.sharded.evaluation import SharedEvaluation
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.place import check_config
 from marius_oac.runs.sharded.segments import ShardedSegments
@@ -277,15 +279,21 @@ class ShardedTask(Task):
         """See `Task.has`."""
         return self.task.has(split)
 
-    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
-        """Evaluates on the leading process; all get the metrics. Collective."""
-        return self.peers.from_lead(lambda: self.task.evaluate(parts, split, whole))
+    def evaluate(
+        self, parts: Components, split: Split, whole: bool = True, among: Sharing = UNSHARED
+    ) -> dict[str, float]:
+        """Evaluates with the leading process's parameters, each trainer a share; all get the metrics. Collective."""
+        return self._together(parts, lambda among: self.task.evaluate(parts, split, whole, among))
 
-    def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
-        """See `Task.before_epoch`; measured by the leading process. Collective."""
+    def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> dict[str, float] | None:
+        """See `Task.before_epoch`; measured as `evaluate` does. Collective."""
         self.rows.before_epoch(epoch)
         self.peers.wait()  # the metrics are those without the rows that all have dropped
-        return self.peers.from_lead(lambda: self.task.before_epoch(parts, epoch))
+        return self._together(parts, lambda among: self.task.before_epoch(parts, epoch, among))
+
+    def _together(self, parts: Components, make: Callable[[Sharing], Any]) -> Any:
+        with lent_dense(self.peers, self.group, parts.step):
+            return SharedEvaluation(self.group, self.crowd.trains).evaluate(make)
 
     def summary(self) -> dict[str, Any]:
         """Those of the task and of all nodes' rows; traffic, refused connections, the placement, and the metrics of

@@ -6,11 +6,10 @@ A key that was never trained has the initial row of its key; such ids are counte
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +24,9 @@ from marius_oac.data.logs.columns import LogBlock
 from marius_oac.data.logs.files import BlockReader, LogFile
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.errors import InputError
-from marius_oac.evaluation.binary_metrics import ClickMetrics
 from marius_oac.models.ctr.step import CtrStep
-from marius_oac.runtime.console import logger
 from marius_oac.runtime.progress import Progress
-from marius_oac.types import map_arrays, present
+from marius_oac.types import map_arrays
 
 _ENCODED = pa.dictionary(pa.int32(), pa.string())
 _SCHEMA = pa.schema([("file", _ENCODED), ("row", pa.int64()), ("probability", pa.float32())])
@@ -96,9 +93,6 @@ def _writer(path: Path, named: Path, plain: bool) -> Iterator[Callable[[list[pa.
         yield lambda columns: text.write_table(table(columns))
 
 
-MILLION = 1_000_000
-
-
 class KeyedRows(Protocol):
     """Looks up rows by key without changing them: a `KeyTable`, or one on other nodes."""
 
@@ -106,6 +100,14 @@ class KeyedRows(Protocol):
         self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """See `KeyTable.look_up`."""
+
+
+class FileBlock(NamedTuple):
+    """A block of a file's examples."""
+
+    file: int
+    number: int  # of the block in the file
+    examples: int
 
 
 class ClickPredictor:
@@ -125,16 +127,30 @@ class ClickPredictor:
 
     def files(self, files: Sequence[LogFile], labelled: bool) -> Iterator[tuple[LogBlock, np.ndarray]]:
         """Yields blocks of n examples of files, in order, with their probabilities, float32 [n]."""
+        yield from self.blocks(files, self.cut(files), labelled)
+
+    def cut(self, files: Sequence[LogFile]) -> list[FileBlock]:
+        """The blocks of `evaluation.batch_size` examples that files are predicted in, in order."""
         size = self._config.evaluation.batch_size
+        return [
+            FileBlock(number, block, min(size, file.rows - block * size))
+            for number, file in enumerate(files)
+            for block in range(-(-file.rows // size))
+        ]
+
+    def blocks(
+        self, files: Sequence[LogFile], blocks: Sequence[FileBlock], labelled: bool, shown: bool = True
+    ) -> Iterator[tuple[LogBlock, np.ndarray]]:
+        """As `files`, of some consecutive blocks of `cut`; `shown`: whether to show the progress."""
+        size, total = self._config.evaluation.batch_size, sum(each.examples for each in blocks)
         with (
             BlockReader(files, self._config.data, with_labels=labelled) as reader,
-            Progress("predicting", "examples", sum(file.rows for file in files)) as progress,
+            Progress("predicting", "examples", total, shown) as progress,
         ):
-            for number, file in enumerate(files):
-                for block in range(-(-file.rows // size)):
-                    examples = reader.block(number, block, size)
-                    yield examples, self.predict(examples)
-                    progress.add(examples.size)
+            for each in blocks:
+                examples = reader.block(each.file, each.number, size)
+                yield examples, self.predict(examples)
+                progress.add(examples.size)
 
     def predict(self, examples: LogBlock) -> np.ndarray:
         """Returns the probabilities of n examples, float32 [n]."""
@@ -151,34 +167,3 @@ class ClickPredictor:
         moved = map_arrays(data, lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(self._device))
         tensors = [torch.from_numpy(values).to(self._device) for values in rows]
         return self._step.predict(tensors, moved).cpu().numpy()
-
-
-def evaluate_files(predictor: ClickPredictor, files: Sequence[LogFile], by_million: bool = False) -> dict[str, Any]:
-    """Returns metrics of the predictions for files with labels, over all their examples.
-
-    `unknown_ids` counts ids whose key was never trained. With `by_million` the list `millions` has the AUC and log loss
-    of every million examples in turn (whole blocks of `evaluation.batch_size`), the last one of what is left.
-    """
-    before, millions = predictor.unknown_ids, []
-    with ExitStack() as stack:
-        metrics, part = stack.enter_context(ClickMetrics()), stack.enter_context(ClickMetrics())
-        waiting = 0
-        for examples, probabilities in predictor.files(files, labelled=True):
-            labels = present(examples.labels)
-            metrics.add(labels, probabilities)
-            if not by_million:
-                continue
-            part.add(labels, probabilities)
-            waiting += examples.size
-            if waiting >= MILLION:
-                millions.append(part.result())
-                part, waiting = stack.enter_context(ClickMetrics()), 0
-        if waiting:
-            millions.append(part.result())
-        found: dict[str, Any] = {**metrics.result(), "unknown_ids": predictor.unknown_ids - before}
-    if math.isnan(found["auc"]):
-        click = "no click" if math.isnan(found["calibration"]) else "a click"
-        logger.warning(f"all {found['examples']:,} examples are {click}: no AUC without both classes (null in files)")
-    if by_million:
-        found["millions"] = [{name: each[name] for name in ("examples", "auc", "log_loss")} for each in millions]
-    return found

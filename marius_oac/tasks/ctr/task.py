@@ -24,6 +24,7 @@ from marius_oac.data.logs.settle import settle
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.ctr.network import Network
@@ -39,8 +40,9 @@ from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.keys.table import KeyTable, SharedKeys, shared_by_all
 from marius_oac.tasks.ctr import build
+from marius_oac.tasks.ctr.evaluate import evaluate_files
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
-from marius_oac.tasks.ctr.predict import ClickPredictor, evaluate_files
+from marius_oac.tasks.ctr.predict import ClickPredictor
 from marius_oac.types import present
 
 
@@ -195,15 +197,17 @@ class CtrTask(Task):
         """Whether the split has files."""
         return bool(self.files_of(split))
 
-    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
+    def evaluate(
+        self, parts: Components, split: Split, whole: bool = True, among: Sharing = UNSHARED
+    ) -> dict[str, float]:
         """Predicts a split; returns AUC, log loss, normalised entropy and calibration."""
-        return evaluate_files(self.predictor(parts), self.files_of(split))
+        return evaluate_files(self.predictor(parts), self.files_of(split), among=among)
 
     def predictor(self, parts: Components) -> ClickPredictor:
         """Returns a predictor with the present parameters."""
         return ClickPredictor(self.config, self._features, parts.readers, cast(CtrStep, parts.step), parts.device)
 
-    def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
+    def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> dict[str, float] | None:
         """Drops keys that have not been seen for long; in a progressive run predicts the next file and returns the
         metrics."""
         file = self._schedule.first_file(epoch)
@@ -211,7 +215,7 @@ class CtrTask(Task):
             table.drop_unseen(file)
         if not self.config.training.progressive:
             return None
-        metrics = evaluate_files(self.predictor(parts), self.log.files[file : file + 1], by_million=True)
+        metrics = evaluate_files(self.predictor(parts), self.log.files[file : file + 1], True, among)
         return {"file": str(self.log.files[file].path), **metrics}
 
     def state_arrays(self) -> Mapping[str, np.ndarray]:

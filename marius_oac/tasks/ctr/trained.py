@@ -28,7 +28,8 @@ from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import num_threads, reading_device
 from marius_oac.runtime.files.atomic import appearing
-from marius_oac.tasks.ctr.predict import check_suffix, evaluate_files, write_predictions
+from marius_oac.tasks.ctr.evaluate import evaluate_files
+from marius_oac.tasks.ctr.predict import check_suffix, write_predictions
 from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.tasks.trained import Exported, Question, TrainedRun
 

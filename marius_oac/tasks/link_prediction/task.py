@@ -21,6 +21,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.splits import Split
 from marius_oac.evaluation.evaluator import Evaluator, check_evaluation, is_sampled
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.dense_moments import RELATIONS
 from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
@@ -108,21 +109,28 @@ class GraphTask(TaskOnGraph):
         """Whether `evaluation.max_edges` is less than the edges of `valid`."""
         return is_sampled(self.config, self.graph)
 
-    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
-        """Ranks the edges of a split, or, unless `whole`, at most `evaluation.max_edges` of `valid`."""
+    def evaluate(
+        self, parts: Components, split: Split, whole: bool = True, among: Sharing = UNSHARED
+    ) -> dict[str, float]:
+        """Ranks the edges of a split, or, unless `whole`, at most `evaluation.max_edges` of `valid`. With an encoder
+        the leading process does so alone."""
         if self.encoder is None:
-            return self._evaluate(parts.readers[0], parts, split, whole)
+            return self._evaluate(parts.readers[0], parts, split, whole, among)
+        if among.rank:
+            return {}
         with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as entities:
             return self._evaluate(EntityReader.of_array(entities), parts, split, whole)
 
-    def _evaluate(self, entities: EntityReader, parts: Components, split: Split, whole: bool) -> dict[str, float]:
+    def _evaluate(
+        self, entities: EntityReader, parts: Components, split: Split, whole: bool, among: Sharing = UNSHARED
+    ) -> dict[str, float]:
         """Ranks the edges of a split with the entities' embeddings from `entities`."""
         if self._evaluator is None:
             self._evaluator = Evaluator(self.config, self.graph)
         relations = parts.step.dense_state().get(RELATIONS)
         values = None if relations is None else relations[:, : relation_width(self.config)]
         scorer = LinkScorer(self.config.model, entities, values, parts.device)
-        return self._evaluator.evaluate(scorer, split, whole)
+        return self._evaluator.evaluate(scorer, split, whole, among)
 
     def summary(self) -> dict[str, Any]:
         """With a partition ordering, what an epoch should move between disk and buffer (`orderings.epoch_io`)."""

@@ -19,6 +19,7 @@ from marius_oac.data.graphs.labels import Labels, read_labels
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import InputError
 from marius_oac.evaluation.own_metrics import Metric, class_metrics_of
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.gnn.step import EncodedStep
@@ -116,7 +117,11 @@ class NodeClassificationTask(TaskOnGraph):
         """Whether nodes are labelled for the split."""
         return len(self.labels.nodes[split]) > 0
 
-    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
-        """Encodes all nodes; returns metrics over those of the split."""
+    def evaluate(
+        self, parts: Components, split: Split, whole: bool = True, among: Sharing = UNSHARED
+    ) -> dict[str, float]:
+        """Encodes all nodes, on the leading process; returns metrics over those of the split."""
+        if among.rank:
+            return {}
         with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as scores:
             return measured(scores[self.labels.nodes[split]], self.labels.classes[split], self.metrics)

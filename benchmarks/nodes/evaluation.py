@@ -1,0 +1,146 @@
+"""Evaluation by several trainers: the metrics of one, and how much of the work each has.
+
+    python -m benchmarks.nodes.evaluation --graph FOLDER [--split test] [--trainers 4]
+
+Processes of `torch.distributed` on this machine hold the same random values and evaluate together, as trainers do. Rows
+come from memory, not from other nodes. Scores, or examples, and processor seconds of each process are compared with
+those of one process that evaluates alone. The examples are a generated log's, in Parquet with
+row groups of 65,536.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.evaluation.evaluator import Evaluator
+from marius_oac.evaluation.link_prediction import _Ranking
+from marius_oac.evaluation.scores import EntityReader, LinkScorer
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
+from marius_oac.nodes.groups.torch_group import TorchGroup
+from marius_oac.runs.session import Session
+from marius_oac.runs.sharded.evaluation import SharedEvaluation
+from marius_oac.tasks.ctr.predict import ClickPredictor
+from marius_oac.training.local import start_task
+
+DIMENSION, EXAMPLES = 64, 400_000
+Evaluate = Callable[[Sharing], dict[str, Any]]
+
+
+def _ranks(folder: Path, split: Any, work: list[int]) -> Evaluate:
+    graph = Graph.open(folder)
+    config = Config.build({"data": {"path": str(folder)}, "model": {"decoder": "complex", "dimension": DIMENSION}}, [])
+    random = np.random.default_rng(0)
+    values = random.normal(size=(graph.num_nodes, DIMENSION)).astype(np.float32)
+    relations = torch.from_numpy(random.normal(size=(graph.num_relations, DIMENSION)).astype(np.float32))
+    real = _Ranking._count
+
+    def count(self: Any, tile: Any, scores: Any, block: Any, progress: Any) -> None:
+        work[0] += len(tile.places) * len(block)
+        real(self, tile, scores, block, progress)
+
+    _Ranking._count = count  # type: ignore[method-assign]
+    scorer = LinkScorer(config.model, EntityReader.of_array(values), relations)
+    return lambda among: Evaluator(config, graph).evaluate(scorer, split, True, among)
+
+
+def _clicks(folder: Path, work: list[int]) -> Evaluate:
+    spec = LogSpec(categorical=8, numeric=3, keys=100_000, skew=1.05)
+    tree = {
+        "task": "ctr",
+        "data": {"train": str(folder / "held_out.parquet"), "test": str(folder / "held_out.parquet"), **spec.schema()},
+        "model": {"network": "deepfm", "dimension": 16, "hidden": [64, 32]},
+        "device": "cpu",
+        "threads": 1,
+    }
+    real = ClickPredictor.predict
+
+    def predict(self: Any, examples: Any) -> np.ndarray:
+        work[0] += examples.size
+        return real(self, examples)
+
+    ClickPredictor.predict = predict  # type: ignore[method-assign]
+    session = Session(start_task(CtrConfig.build(tree, [])))
+    return lambda among: session.task.evaluate(session.parts, "test", True, among)
+
+
+def _measure(rank: int, count: int, port: int, graph: str, split: str, folder: str, answers: Any) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    group, found = TorchGroup.from_environment(60.0), {}
+    works: dict[str, list[int]] = {"ranks": [0], "clicks": [0]}
+    evaluations = {
+        "ranks": _ranks(Path(graph), split, works["ranks"]),
+        "clicks": _clicks(Path(folder), works["clicks"]),
+    }
+    for name, evaluate in evaluations.items():
+        work = works[name]
+        for _turn in range(2):  # the first compiles kernels
+            group.barrier()
+            work[0], began = 0, time.process_time()
+            metrics = SharedEvaluation(group, [True] * count).evaluate(evaluate) if count > 1 else evaluate(UNSHARED)
+            seconds = time.process_time() - began
+        found[name] = {"work": work[0], "cpu": seconds, "metrics": {k: v for k, v in metrics.items() if k != "seconds"}}
+    answers.put((rank, found))
+    group.barrier()
+    group.close()
+
+
+def measured(count: int, graph: Path, split: str, folder: Path) -> list[dict[str, Any]]:
+    """What each of so many processes found."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    about = (count, port, str(graph), split, str(folder), answers)
+    processes = [context.Process(target=_measure, args=(rank, *about)) for rank in range(count)]
+    for each in processes:
+        each.start()
+    found = dict(answers.get() for _ in processes)
+    for each in processes:
+        each.join()
+    return [found[rank] for rank in range(count)]
+
+
+def main() -> None:
+    """Prints a line of JSON for each kind of evaluation."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--graph", type=Path, required=True, help="a prepared graph")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--trainers", type=int, default=4)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        spec = LogSpec(categorical=8, numeric=3, keys=100_000, skew=1.05)
+        write_day(Path(folder) / "held_out.parquet", 0, EXAMPLES, spec)
+        (alone,), all_ = (measured(count, given.graph, given.split, Path(folder)) for count in (1, given.trainers))
+    for name, one in alone.items():
+        every = [each[name] for each in all_]
+        line = {
+            "evaluation": name,
+            "same_metrics": json.dumps([each["metrics"] for each in every])
+            == json.dumps([one["metrics"]] * len(every)),
+            "alone": {"work": one["work"], "cpu": round(one["cpu"], 2)},
+            "work": [round(each["work"] / one["work"], 4) for each in every],
+            "cpu": [round(each["cpu"] / one["cpu"], 3) for each in every],
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
