@@ -38,7 +38,8 @@ from marius_oac.runs.sharded.evaluation import SharedEvaluation
 from marius_oac.tasks.ctr.predict import ClickPredictor
 from marius_oac.training.local import start_task
 
-DIMENSION, EXAMPLES = 64, 400_000
+DIMENSION, EXAMPLES = 64, 1_000_000
+LOG = LogSpec(categorical=26, numeric=13, keys=100_000, skew=1.05)
 Evaluate = Callable[[Sharing], dict[str, Any]]
 
 
@@ -60,10 +61,9 @@ def _ranks(folder: Path, split: Any, work: list[int]) -> Evaluate:
 
 
 def _clicks(folder: Path, work: list[int]) -> Evaluate:
-    spec = LogSpec(categorical=8, numeric=3, keys=100_000, skew=1.05)
     tree = {
         "task": "ctr",
-        "data": {"train": str(folder / "held_out.parquet"), "test": str(folder / "held_out.parquet"), **spec.schema()},
+        "data": {"train": str(folder / "held_out.parquet"), "test": str(folder / "held_out.parquet"), **LOG.schema()},
         "model": {"network": "deepfm", "dimension": 16, "hidden": [64, 32]},
         "device": "cpu",
         "threads": 1,
@@ -126,8 +126,7 @@ def main() -> None:
     parser.add_argument("--trainers", type=int, default=4)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        spec = LogSpec(categorical=8, numeric=3, keys=100_000, skew=1.05)
-        write_day(Path(folder) / "held_out.parquet", 0, EXAMPLES, spec)
+        write_day(Path(folder) / "held_out.parquet", 0, EXAMPLES, LOG)
         (alone,), all_ = (measured(count, given.graph, given.split, Path(folder)) for count in (1, given.trainers))
     for name, one in alone.items():
         every = [each[name] for each in all_]

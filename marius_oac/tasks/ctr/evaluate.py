@@ -40,17 +40,19 @@ def evaluate_files(
         _sum(predictor.unknown_ids - before, among)
         return {}
     with ExitStack() as stack:
-        metrics, part = stack.enter_context(ClickMetrics()), stack.enter_context(ClickMetrics())
-        waiting = 0
+        metrics = stack.enter_context(ClickMetrics())
+        part, waiting = metrics, 0
         for labels, probabilities in _all(predictor, files, blocks, among):
             metrics.add(labels, probabilities)
             if not by_million:
                 continue
+            if not waiting:
+                part = stack.enter_context(ClickMetrics())
             part.add(labels, probabilities)
             waiting += labels.size
             if waiting >= MILLION:
                 millions.append(part.result())
-                part, waiting = stack.enter_context(ClickMetrics()), 0
+                waiting = 0
         unknown = _sum(predictor.unknown_ids - before, among)
         if waiting:
             millions.append(part.result())
