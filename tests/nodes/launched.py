@@ -63,14 +63,21 @@ def refuse():
     raise InputError("no space left on device", "a file")
 
 
+def be_stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+ENDS = {"killed once": be_killed, "stopped once": be_stopped, "full disk": refuse}
+
+
 def behave(behaviour, folder, place):
     second = place.rank == 1
     if behaviour == "fail" and second:
         raise ZeroDivisionError("a defect")
     if behaviour == "refuse":
         raise InputError("all nodes find the same", "config")
-    if behaviour in ("killed once", "full disk"):
-        meet(place, folder, be_killed if behaviour == "killed once" else refuse)
+    if behaviour in ENDS:
+        meet(place, folder, ENDS[behaviour])
         return
     if behaviour == "killed" and second:
         be_killed()

@@ -8,13 +8,14 @@ import sys
 import pytest
 
 from marius_oac.errors import DivergedError, InputError, MariusOacError, NodeLost
-from marius_oac.nodes.launch.agent import LOST, PARENT, LocalProcesses, end_with_parent, exit_code_of, node_loss_marked
+from marius_oac.nodes.launch.agent import LOST, LocalProcesses, exit_code_of, node_loss_marked
+from marius_oac.nodes.launch.parent import PARENT, end_with_parent
 from marius_oac.nodes.launch.remote import end_of
 
-GUARD = [sys.executable, "-m", "marius_oac.nodes.launch.guard"]
+GUARD = [sys.executable, "-m", "marius_oac.nodes.launch.guard", "60"]
 WAITS = """
 import os, signal
-from marius_oac.nodes.launch.agent import end_with_parent
+from marius_oac.nodes.launch.parent import end_with_parent
 end_with_parent()
 print(os.getpid(), flush=True)
 signal.pause()
@@ -85,7 +86,7 @@ def test_torchrun_is_told_nothing(monkeypatch):
 
 def test_whose_parent_has_ended_does_not_begin(monkeypatch):
     monkeypatch.setenv(PARENT, str(os.getpid()))
-    monkeypatch.setattr("marius_oac.nodes.launch.agent.ctypes.CDLL", lambda name: None)
+    monkeypatch.setattr("marius_oac.nodes.launch.parent.ctypes.CDLL", lambda name: None)
     with pytest.raises(MariusOacError, match="the launcher has ended"):
         end_with_parent()
 

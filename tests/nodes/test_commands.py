@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from marius_oac.config.cluster import ClusterConfig
+from marius_oac.config.cluster import START_VARIABLE, ClusterConfig
 from marius_oac.errors import InputError
 from marius_oac.nodes.launch.launch import Request
 from marius_oac.nodes.launch.remote import commands
@@ -38,11 +38,11 @@ def test_by_ssh(command, config, tmp_path):
     options = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10 -o ServerAliveCountMax=3"
     rest = f"-m marius_oac train {config} --nodes nodes.yaml --out x --node"
     assert out[0] == "# each reads the run's secret from its standard input, and stops when that ends"
-    there = f"cd {tmp_path} && exec {python} -m marius_oac.nodes.launch.guard {python} {rest} a"
+    there = f"cd {tmp_path} && exec {python} -m marius_oac.nodes.launch.guard 30 {python} {rest} a"
     assert out[1] == f"ssh {options} 10.0.0.1 {shlex.quote(there)}"
     assert shlex.split(out[2])[-2:] == [
         "hostb",
-        f"cd '/a b' && exec '/opt/py thon' -m marius_oac.nodes.launch.guard '/opt/py thon' {rest} b",
+        f"cd '/a b' && exec '/opt/py thon' -m marius_oac.nodes.launch.guard 30 '/opt/py thon' {rest} b",
     ]
     assert len(out) == 3 and sorted(tmp_path.iterdir()) == before
 
@@ -54,8 +54,8 @@ def test_under_slurm(command, config, tmp_path, monkeypatch):
     here, rest = sys.executable, f"-m marius_oac resume {tmp_path} --nodes nodes.yaml --node"
     first, second = step.format("a", f"--chdir={tmp_path}"), step.format("b", "'--chdir=/a b'")
     assert code == 0 and out[1:] == [
-        f"{first} {here} -m marius_oac.nodes.launch.guard {here} {rest} a",
-        f"{second} '/opt/py thon' -m marius_oac.nodes.launch.guard '/opt/py thon' {rest} b",
+        f"{first} {here} -m marius_oac.nodes.launch.guard 30 {here} {rest} a",
+        f"{second} '/opt/py thon' -m marius_oac.nodes.launch.guard 30 '/opt/py thon' {rest} b",
     ]
 
 
@@ -113,6 +113,7 @@ def test_without_ssh(command, config, monkeypatch):
 def torchrun(monkeypatch, **more):
     variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                  "TORCHELASTIC_USE_AGENT_STORE": "True", "MARIUS_OAC_SECRET": "s" * 64} | more  # fmt: skip
+    monkeypatch.delenv(START_VARIABLE, raising=False)  # another test's agent may have set it
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")  # so that it is restored
     for name, value in variables.items():

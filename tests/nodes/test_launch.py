@@ -41,7 +41,7 @@ def alive(pid):
 class Launched:
     """A launcher that runs, and what its processes have said of themselves."""
 
-    def __init__(self, folder, way, behaviour, restarts=0):
+    def __init__(self, folder, way, behaviour, restarts=0, timeout=60):
         self.folder, self.way = folder, way
         tools, self.temporary = folder / "tools", folder / "tmp"
         tools.mkdir()
@@ -61,7 +61,8 @@ class Launched:
         if way != "local":
             port, first, second = free_ports(3)
             (folder / "nodes.yaml").write_text(
-                f"port: {port}\nrestarts: {restarts}\nnodes:\n- {{name: node0, address: 127.0.0.1, port: {first}}}\n"
+                f"port: {port}\nrestarts: {restarts}\ntimeout: {timeout}\nnodes:\n"
+                f"- {{name: node0, address: 127.0.0.1, port: {first}}}\n"
                 f"- {{name: node1, address: 127.0.0.1, port: {second}}}\n"
             )
             options = ["--nodes", str(folder / "nodes.yaml")]
@@ -220,6 +221,29 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch, way):
     family = run.family()
     run.process.kill()
     assert run.end(family)[0] == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_stopped_ends_all_in_an_orderly_way(launch):
+    run = launch("ssh", "wait", timeout=4)
+    run.both_ready()
+    family, trainers = run.family(), [os.pidfd_open(one["pid"]) for one in run.told()]
+    run.process.send_signal(signal.SIGSTOP)
+    for one in trainers:
+        with selectors.DefaultSelector() as selector:
+            selector.register(one, selectors.EVENT_READ)
+            assert selector.select(PATIENCE), "it goes on"
+        os.close(one)
+    assert sorted(path.name for path in run.folder.glob("*.stopped")) == ["0.stopped", "1.stopped"]
+    run.process.send_signal(signal.SIGCONT)
+    assert run.end(family)[0] == 130
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_stopped_is_started_again(launch):
+    code, out, err = launch("ssh", "stopped once", restarts=1, timeout=4).end()
+    assert (code, out) == (0, "the result\n")
+    assert {"node node0: started again (1)", "node1: node node1: started again (1)"} <= set(err.splitlines())
 
 
 @pytest.mark.parametrize("who", ["guard", pytest.param("agent", marks=pytest.mark.slow)])

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.agent import listen
-from marius_oac.nodes.launch.elastic import Meeting
+from marius_oac.nodes.launch.elastic import Meeting, note_lost
 
 NODES = ["a", "b", "c"]
 
@@ -63,6 +63,18 @@ def test_who_has_ended_is_not_waited_for(meetings, code, ends_with):
     with pytest.raises(NodeLost, match=f"^node b: it has ended with exit code {code}: ") as lost:
         meetings[0].next_rendezvous()
     assert lost.value.exit_code == ends_with
+
+
+def test_who_is_lost_is_not_waited_for_and_those_who_train_go_on(meetings):
+    together(meetings)
+    note_lost(meetings[0]._store, 1)
+    assert not any(each.num_nodes_waiting() for each in meetings)
+    with pytest.raises(NodeLost, match="^node b: its agent is lost: ") as lost:
+        meetings[2].next_rendezvous()
+    assert lost.value.exit_code == 1
+    meetings[0].leave(2)  # the first word stands
+    with pytest.raises(NodeLost, match="^node b: its agent is lost: "):
+        meetings[0].next_rendezvous()
 
 
 def test_those_who_train_are_told_that_others_start_again(meetings):

@@ -7,13 +7,14 @@ Guarantees:
   batches in flight, the second at once.
 - After the loss of a node all processes are started again, `restarts` times at most. After any other end none is.
 - No process outlives the agent, even if the agent is killed (each process calls `end_with_parent`).
+- Who is stopped for `timeout` seconds holds up nobody: this process kills such processes, and such a guard, with which
+  it ends. If it is stopped itself, its guard kills it; without one its processes stop (`stopped_with_parent`).
 - The first process writes to this process's standard output and error. The output of another one is shown if it fails
   first.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import os
@@ -30,8 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marius_oac.config.cluster import SECRET_VARIABLE, START_VARIABLE
-from marius_oac.errors import InputError, MariusOacError, NodeLost
+from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.cluster import STARTED_TWICE, endpoint
+from marius_oac.nodes.launch.frozen import frozen_end
+from marius_oac.nodes.launch.parent import PARENT
 from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreProxy
 from marius_oac.nodes.transport.contract import TAKEN, Security
 from marius_oac.runtime.console import logger, say
@@ -42,11 +45,9 @@ if TYPE_CHECKING:  # torch is imported when its logging is set up
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch: 30)
-PARENT = "MARIUS_OAC_PARENT"  # environment variable: pid of the parent, which this process must not outlive
 # Environment variable: a folder. A process without which the run can go on makes a file there, named by its pid.
 SPARE = "MARIUS_OAC_SPARE"
 LOST = 75  # exit code of a process that has lost another node: its agent may start it again
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _LINES = 40  # of a failed process's standard error that are shown
 _ASKED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)  # exit codes of processes that were asked to stop
 
@@ -99,6 +100,7 @@ def run(processes: LocalProcesses) -> int:
     elastic.propagate = False  # `_explain` says it in one line
     ours = {SECRET_VARIABLE: processes.secret, PARENT: str(os.getpid()), START_VARIABLE: ""}
     began = time.monotonic()
+    guard = [os.getppid()] if PARENT in os.environ else []
     with (
         tempfile.TemporaryDirectory(prefix="marius-oac-") as logs,
         tempfile.TemporaryDirectory(prefix="marius-oac-") as spare,
@@ -110,7 +112,8 @@ def run(processes: LocalProcesses) -> int:
         about = (processes.command, len(processes.names), processes.address, processes.restarts, SAVING, logs)
         agent = Agent(meeting, *about, exit_code_of, lambda pid, code: _spared(processes, Path(spare), pid, code))
         try:
-            failures = agent.run().failures
+            with frozen_end(lambda: [*guard, *agent.running()], processes.timeout):
+                failures = agent.run().failures
         except SignalException as error:
             if not agent.failures:
                 return 128 + int(error.sigval)
@@ -143,20 +146,6 @@ def _spared(processes: LocalProcesses, spare: Path, pid: int, code: int) -> bool
         f"node {processes.nodes[processes.index]}: process {pid} was ended by {name}; the run goes on without it"
     )
     return True
-
-
-def end_with_parent() -> None:
-    """Has the kernel kill this process when its parent, an agent or a guard, ends (on Linux).
-
-    Raises:
-        MariusOacError: the parent has ended already.
-    """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = os.environ.get(PARENT)
-    if parent is not None and int(parent) != os.getppid():
-        raise MariusOacError("the launcher has ended")
 
 
 @contextmanager
@@ -203,6 +192,8 @@ def store_of(processes: LocalProcesses) -> Iterator[TCPStore]:
     """
     from torch.distributed import TCPStore
 
+    from marius_oac.nodes.launch.elastic import note_lost
+
     secret = hashlib.sha256(processes.secret.encode()).digest()
     about = Security(secret=secret, run="rendezvous"), processes.timeout
     if processes.index:
@@ -212,7 +203,8 @@ def store_of(processes: LocalProcesses) -> Iterator[TCPStore]:
         return
     store = listen(LOOPBACK, 0, processes.patience)
     several = len(processes.nodes) > 1
-    gate = StoreGate(processes.endpoint, store.port, processes.nodes, *about, logger.warning) if several else None
+    gate = StoreGate(processes.endpoint, store.port, processes.nodes, *about, logger.warning,
+                     lambda index: note_lost(store, index)) if several else None  # fmt: skip
     with gate or nullcontext():
         yield store
 

@@ -3,8 +3,8 @@ agents, each time before they start their processes.
 
 Guarantees of the rendezvous:
 - It ends within `patience` seconds: all have come, or one line names those that have not.
-- An agent that has ended for good (`leave`) is not waited for: the others end, too, with its exit code if that says
-  why.
+- An agent that has ended for good (`leave`) or is lost (`note_lost`) is not waited for: the others end, too, with its
+  exit code if that says why.
 - An agent that was killed can't come back, and a second one of the same name is refused.
 - Agents exchange text only.
 """
@@ -32,6 +32,7 @@ from marius_oac.nodes.launch.cluster import STARTED_TWICE
 
 _LOOK = 0.2  # seconds between two looks: signals are handled meanwhile
 _ENDED = "ended"
+_LOST = "lost"
 _PASSED_ON = ("2", "129", "130", "143")  # exit codes with which every node ends: a mistake, or a signal
 _DEFECTS = (1, 2)  # exit codes after which the others must stop; after any other they stop by themselves or are done
 
@@ -107,7 +108,8 @@ class Meeting(RendezvousHandler):
             return
         who, _, code = self._store.get(_ENDED).decode("ascii", "replace").partition(" ")
         name = self._nodes[int(who)] if who.isdecimal() and int(who) < len(self._nodes) else "?"
-        error = NodeLost(name, f"it has ended with exit code {code}: the others can't go on")
+        how = "its agent is lost" if code == _LOST else f"it has ended with exit code {code}"
+        error = NodeLost(name, f"{how}: the others can't go on")
         error.exit_code = int(code) if code in _PASSED_ON else 1
         raise error
 
@@ -155,6 +157,15 @@ class Meeting(RendezvousHandler):
         return True
 
 
+def note_lost(store: TCPStore, index: int) -> None:
+    """Says in the store that an agent is gone, unless it has said so itself. Never raises, even if the store is gone.
+
+    Those that train go on. Whoever comes to the next rendezvous does not wait for it there.
+    """
+    with suppress(DistError):
+        store.compare_set(_ENDED, "", f"{index} {_LOST}")
+
+
 class Agent(LocalElasticAgent):
     """Starts and watches the processes of one node.
 
@@ -198,6 +209,13 @@ class Agent(LocalElasticAgent):
         self._all_spared = False
         self.failures: Mapping[int, ProcessFailure] = {}
         """The processes whose failure ends this node, by rank."""
+
+    def running(self) -> list[int]:
+        """The processes that were started and have not ended."""
+        if self._pcontext is None:
+            return []
+        handlers = cast(SubprocessContext, self._pcontext).subprocess_handlers
+        return [each.proc.pid for each in handlers.values() if each.proc.returncode is None]
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)

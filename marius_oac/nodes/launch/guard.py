@@ -1,13 +1,16 @@
-"""Runs a command as long as a launcher holds its standard input open.
+"""Runs a command as long as a launcher holds its standard input open and is heard of.
 
-`python -m marius_oac.nodes.launch.guard COMMAND...` runs it.
+`python -m marius_oac.nodes.launch.guard TIMEOUT COMMAND...` runs it.
 
-The first line of standard input is the run's secret, which therefore appears on no command line. After it, any line and
-the end of the input ask the command to stop: the first time with SIGINT, then with SIGTERM. ssh passes on no signals,
-but closes the input when it ends, for whatever reason. So what a launcher started elsewhere ends with the launcher.
+The first line of standard input is the run's secret, which therefore appears on no command line. After it come single
+bytes: `ALIVE`, each quarter of `TIMEOUT` seconds, and `STOP`. That, silence for `TIMEOUT` after an `ALIVE`, and the end
+of the input ask the command to stop: the first time with SIGINT, then with SIGTERM. ssh passes on no signals, but
+closes the input when it ends, for whatever reason. So what a launcher started elsewhere ends with the launcher, or with
+the way to it.
 
-Guarantees: the command has ended when this process ends, and is killed with it (`agent.end_with_parent`). Its exit code
-is passed on. A command that does not stop in time is killed. Without a first line nothing is started.
+Guarantees: the command has ended when this process ends, and is killed with it (`parent.py`). Its exit code is passed
+on. A command that does not stop in time, or is frozen (`frozen.py`), is killed. Without a first line nothing is
+started.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ import time
 from collections.abc import Sequence
 
 from marius_oac.config.cluster import SECRET_VARIABLE
-from marius_oac.nodes.launch.agent import PARENT
+from marius_oac.nodes.launch.frozen import frozen_end
+from marius_oac.nodes.launch.parent import PARENT
 from marius_oac.runtime.signals import woken_by_signals
 
 PATIENCE = 660.0  # seconds from the first request to stop: a checkpoint may have to be written
+ALIVE, STOP = b".", b"!"
 
 
-def main(command: Sequence[str]) -> int:
+def main(timeout: float, command: Sequence[str]) -> int:
     """Runs the command; returns its exit code, or 128 + the signal that ended it."""
     with open(0, "rb", buffering=0, closefd=False) as unbuffered:  # the selector must see all that follows
         secret = unbuffered.readline().decode("ascii", "replace").strip()
@@ -38,36 +43,43 @@ def main(command: Sequence[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda received, frame: process.send_signal(signal.SIGINT))
         try:
-            _watch(process)
+            with frozen_end(lambda: [process.pid], timeout):
+                _watch(process, timeout)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _watch(process: subprocess.Popen[bytes]) -> None:
+def _watch(process: subprocess.Popen[bytes], timeout: float) -> None:
     """Returns when the process has ended, or has not stopped in time."""
-    deadline = None
+    deadline: float | None = None
+    lease: float | None = None
     asking = iter((signal.SIGINT, signal.SIGTERM))
     ended = os.pidfd_open(process.pid)
     with selectors.DefaultSelector() as selector, woken_by_signals(selector) as bell:
         selector.register(ended, selectors.EVENT_READ)
         selector.register(0, selectors.EVENT_READ)
         while True:
-            left = None if deadline is None else deadline - time.monotonic()
-            ready = [key.fd for key, _ in selector.select(left)]
-            if ended in ready or not ready:
+            ready = [key.fd for key, _ in selector.select(_left(deadline or lease))]
+            if ended in ready or (deadline and not ready):
                 break
             if bell.fileno() in ready:
                 bell.recv(4096)
-            if 0 not in ready:
-                continue
-            if not os.read(0, 4096):
+            said = os.read(0, 4096) if 0 in ready else b""
+            if ALIVE in said:
+                lease = time.monotonic() + timeout
+            if 0 in ready and not said:
                 selector.unregister(0)
-            process.send_signal(next(asking, signal.SIGTERM))
-            deadline = deadline or time.monotonic() + PATIENCE
+            for _ in range(said.count(STOP) if said else int(0 in ready or not ready)):
+                process.send_signal(next(asking, signal.SIGTERM))
+                deadline = deadline or time.monotonic() + PATIENCE
     os.close(ended)
 
 
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

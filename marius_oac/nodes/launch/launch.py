@@ -21,9 +21,7 @@ from typing import Any
 from marius_oac.config.cluster import SECRET_VARIABLE, START_VARIABLE, ClusterConfig, read_secret
 from marius_oac.errors import InputError
 from marius_oac.nodes.launch.agent import (
-    PARENT,
     LocalProcesses,
-    end_with_parent,
     listen,
     node_loss_marked,
     run,
@@ -38,6 +36,7 @@ from marius_oac.nodes.launch.cluster import (
     node_named,
     this_machine,
 )
+from marius_oac.nodes.launch.parent import PARENT, end_with_parent, stopped_with_parent
 from marius_oac.nodes.launch.remote import commands, start
 from marius_oac.runtime.console import answer, logger, report
 from marius_oac.types import present
@@ -120,7 +119,7 @@ def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
         read_secret(cluster)
         if place.attempt and not place.local:
             logger.info(f"node {place.node.name}: started again ({place.attempt})")
-        with stopped_by_sigterm(), node_loss_marked(), _store():
+        with stopped_by_sigterm(), node_loss_marked(), _store(), stopped_with_parent(cluster.timeout):
             os.environ.update(place.environment())
             result = train(place)
         if not place.rank and result is not None:
@@ -142,7 +141,7 @@ def start_local(request: Request, cluster: ClusterConfig) -> int:
     machine = this_machine()
     for node in cluster.nodes:
         check_machine(node, machine)
-    return run(LocalProcesses(command, names(cluster), new_secret()))
+    return run(LocalProcesses(command, names(cluster), new_secret(), timeout=cluster.timeout))
 
 
 def start_node(request: Request, cluster: ClusterConfig) -> int:
@@ -189,7 +188,7 @@ def start_everywhere(request: Request, cluster: ClusterConfig) -> int:
         answer("\n".join([about, *(shlex.join(command) for _, command in made)]))
         return 0
     given = SECRET_VARIABLE in os.environ or cluster.secret is not None
-    return start(made, read_secret(cluster) if given else new_secret())
+    return start(made, read_secret(cluster) if given else new_secret(), cluster.timeout)
 
 
 def new_secret() -> str:

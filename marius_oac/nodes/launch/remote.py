@@ -1,7 +1,9 @@
 """Runs the same command on every node from one place: by ssh or, under Slurm, by srun.
 
 Guarantees, beside those of `contract.Watch`:
-- When this process ends, for whatever reason, the commands it started are asked to stop (see `guard`).
+- When this process ends, for whatever reason, or is stopped, the commands it started are asked to stop (see `guard`).
+- Each command hears of this process every quarter of `timeout`, from a thread: output that nobody reads delays nothing.
+- What is started here and then stopped (ssh, srun) counts as ended after `timeout`.
 - The first node's output is shown as it is, that of others with the node's name before each line.
 """
 
@@ -13,14 +15,19 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from marius_oac.config.cluster import ClusterConfig, NodeConfig
 from marius_oac.errors import InputError
 from marius_oac.nodes.launch.contract import REFUSED, SIGNALS, Started, Watch
+from marius_oac.nodes.launch.frozen import frozen_end, repeated
+from marius_oac.nodes.launch.guard import ALIVE, STOP
 from marius_oac.runtime.console import say
 from marius_oac.runtime.signals import handled, woken_by_signals
 from marius_oac.types import present
@@ -39,8 +46,11 @@ def commands(
     return [
         (
             node.name,
-            reach(cluster, node, ["-m", "marius_oac.nodes.launch.guard", python_of(node), *words, "--node", node.name],
-                  environment),
+            reach(
+                cluster, node,
+                ["-m", "marius_oac.nodes.launch.guard", f"{cluster.timeout:g}", python_of(node), *words,
+                 "--node", node.name], environment,
+            ),
         )
         for node in cluster.nodes
     ]  # fmt: skip
@@ -65,6 +75,9 @@ def reach(
     return [*ssh, f"cd {shlex.quote(folder)} && exec {shlex.join(there)}"]
 
 
+_LAST_WORDS = 5.0  # seconds in which output is awaited of what may have outlived all commands
+
+
 @dataclass
 class _Started(Started):
     """A node's command that this process has started, by ssh or srun."""
@@ -72,19 +85,20 @@ class _Started(Started):
     name: str
     process: subprocess.Popen[bytes]
     partial: dict[int, bytes] = field(default_factory=dict)
+    _writing: threading.RLock = field(default_factory=threading.RLock)  # a signal's handler writes, too
 
     def ask(self, again: bool) -> None:
         """See `Started.ask`. Its guard takes the end of the input for the second request."""
-        self.write(None if again else b"stop\n")
+        self.write(None if again else STOP)
 
-    def write(self, line: bytes | None) -> None:
-        """Sends a line to the command's guard; None closes its input. A guard that has ended gets nothing."""
+    def write(self, said: bytes | None) -> None:
+        """Sends bytes to the command's guard; None closes its input. A guard that has ended gets nothing."""
         guard = present(self.process.stdin)
-        with suppress(BrokenPipeError):
-            if line is None:
+        with self._writing, suppress(BrokenPipeError):
+            if said is None:
                 guard.close()
             elif not guard.closed:
-                guard.write(line)
+                guard.write(said)
 
     def show(self, descriptor: int) -> bool:
         """Shows new output; returns False at its end."""
@@ -99,17 +113,26 @@ class _Started(Started):
         return bool(found)
 
 
-def start(each: Sequence[tuple[str, Sequence[str]]], secret: str) -> int:
+def start(each: Sequence[tuple[str, Sequence[str]]], secret: str, timeout: float) -> int:
     """Runs the commands until all have ended; returns the exit code.
 
     Args:
         each: names of the nodes and their commands.
         secret: of the run, which is sent to each guard.
+        timeout: seconds after which a guard that hears nothing stops its command.
 
     Raises:
         InputError: ssh or srun is not here.
     """
     started: list[_Started] = []
+
+    def renew() -> None:
+        for one in list(started):
+            one.write(ALIVE)
+
+    def running() -> list[int]:
+        return [one.process.pid for one in list(started) if one.process.returncode is None]
+
     try:
         for name, command in each:
             show = subprocess.PIPE if started else None
@@ -121,7 +144,8 @@ def start(each: Sequence[tuple[str, Sequence[str]]], secret: str) -> int:
                 raise InputError(f"there is no {command[0]} here to start it with", f"node {name}") from None
             started.append(_Started(name, process))
             started[-1].write(f"{secret}\n".encode())
-        return _Watch(started).until_all_have_ended()
+        with repeated(renew, timeout / 4, "leases"), frozen_end(running, timeout):
+            return _Watch(started).until_all_have_ended()
     finally:
         for one in started:
             one.write(None)
@@ -182,4 +206,6 @@ class _Watch(Watch):
     def _ended(self, one: _Started) -> bool:
         """Handles the end of a command; returns False, as `show` does at the end."""
         self.ended(one, *end_of(one.process.wait()))
+        if all(each.process.returncode is not None for each in self.started):
+            self.deadline = min(self.deadline or inf, time.monotonic() + _LAST_WORDS)
         return False

@@ -213,6 +213,7 @@ class StoreGate(_Tunnel[tuple[int, int]]):
         security: of the run.
         timeout: seconds after which a silent node is lost.
         log: called with a line about refused strangers.
+        gone: called with the number of each node that was connected and is not any more, by the thread that receives.
 
     Attributes:
         address: IP:PORT where it listens.
@@ -223,13 +224,13 @@ class StoreGate(_Tunnel[tuple[int, int]]):
 
     def __init__(
         self, where: str, store: int, names: Sequence[str], security: Security, timeout: float,
-        log: Callable[[str], None],
+        log: Callable[[str], None], gone: Callable[[int], None] = lambda index: None,
     ):  # fmt: skip
         others = dict(enumerate(names[1:], 1))
         self._server = ZmqServer(
             where, names[0], others, _encrypted(security), _LIMITS, timeout, log, elastic_workers=others
         )
-        self._store, self._log = store, log
+        self._store, self._log, self._gone = store, log, gone
         self.address = self._server.address
         super().__init__(self._server)
 
@@ -247,6 +248,7 @@ class StoreGate(_Tunnel[tuple[int, int]]):
         request = self._server.receive()
         if request.frames is None:
             self._cut(request.peer)
+            self._gone(request.peer)
             return
         what, number, data = _read(self._server.names[request.peer], request.frames)
         key = request.peer, number

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from marius_oac.config.cluster import SECRET_VARIABLE
-from marius_oac.nodes.launch.agent import PARENT
 from marius_oac.nodes.launch.cluster import this_machine
+from marius_oac.nodes.launch.parent import PARENT
 from marius_oac.types import present
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")

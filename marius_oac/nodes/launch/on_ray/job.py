@@ -11,13 +11,13 @@ from typing import Any
 from marius_oac.config.cluster import START_VARIABLE, ClusterConfig, read_secret
 from marius_oac.nodes.launch.agent import (
     LocalProcesses,
-    end_with_parent,
     node_loss_marked,
     stopped_by_sigterm,
     store_of,
 )
 from marius_oac.nodes.launch.cluster import Place, check_machine, names, this_machine
 from marius_oac.nodes.launch.launch import AGENT_STORE, MEETING
+from marius_oac.nodes.launch.parent import end_with_parent
 from marius_oac.nodes.launch.tunnel import LOOPBACK
 
 
