@@ -4,9 +4,10 @@
 
 The first line of standard input is the run's secret, which therefore appears on no command line. After it come single
 bytes: `ALIVE`, each quarter of `TIMEOUT` seconds, and `STOP`. That, silence for `TIMEOUT` after an `ALIVE`, and the end
-of the input ask the command to stop: the first time with SIGINT, then with SIGTERM. ssh passes on no signals, but
+of the input ask the command to stop: the first time with SIGTERM, then with SIGINT. ssh passes on no signals, but
 closes the input when it ends, for whatever reason. So what a launcher started elsewhere ends with the launcher, or with
-the way to it.
+the way to it. A cluster manager's SIGTERM to every process of a node reaches a trainer several times: all are SIGTERM,
+so that they are one request (`runtime/signals.py`).
 
 Guarantees: the command has ended when this process ends, and is killed with it (`parent.py`). Its exit code is passed
 on. A command that does not stop in time, or is frozen (`frozen.py`), is killed. Without a first line nothing is
@@ -41,7 +42,7 @@ def main(timeout: float, command: Sequence[str]) -> int:
     variables = {**os.environ, SECRET_VARIABLE: secret, PARENT: str(os.getpid())}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables, start_new_session=True) as process:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda received, frame: process.send_signal(signal.SIGINT))
+            signal.signal(number, lambda received, frame: process.send_signal(received))
         try:
             with frozen_end(lambda: [process.pid], timeout):
                 _watch(process, timeout)
@@ -55,7 +56,7 @@ def _watch(process: subprocess.Popen[bytes], timeout: float) -> None:
     """Returns when the process has ended, or has not stopped in time."""
     deadline: float | None = None
     lease: float | None = None
-    asking = iter((signal.SIGINT, signal.SIGTERM))
+    asking = iter((signal.SIGTERM, signal.SIGINT))
     ended = os.pidfd_open(process.pid)
     with selectors.DefaultSelector() as selector, woken_by_signals(selector) as bell:
         selector.register(ended, selectors.EVENT_READ)
@@ -72,7 +73,7 @@ def _watch(process: subprocess.Popen[bytes], timeout: float) -> None:
             if 0 in ready and not said:
                 selector.unregister(0)
             for _ in range(said.count(STOP) if said else int(0 in ready or not ready)):
-                process.send_signal(next(asking, signal.SIGTERM))
+                process.send_signal(next(asking, signal.SIGINT))
                 deadline = deadline or time.monotonic() + PATIENCE
     os.close(ended)
 
