@@ -178,6 +178,12 @@ def _attach(args: argparse.Namespace) -> None:
     report(f"trained {attach(ClusterConfig.load(args.nodes), args.set, trust=args.trust):,} batches")
 
 
+def _scale(args: argparse.Namespace) -> None:
+    from marius_oac.runs.sharded.scaling import scale
+
+    answer(scale(args.run, args.trainers))
+
+
 def _eval(args: argparse.Namespace) -> None:
     with imports():
         from marius_oac.training.trained import evaluate_run
@@ -281,6 +287,9 @@ def _parser() -> Parser:
     attaching = command("attach", _attach, "Train in a run over nodes that dispatches batches; detach with Ctrl-C.")
     attaching.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `elastic_workers`")
     _add_set(attaching)
+    scaling = command("scale", _scale, "Have a run with nodes.parts go on with more trainers or fewer, at once.")
+    scaling.add_argument("run", type=Path, help="folder of the run, which trains on this machine (--local-nodes)")
+    scaling.add_argument("trainers", type=int, metavar="N", help="how many train from then on: 1 to nodes.parts")
     evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; AUC, log loss.")
     evaluating.add_argument("run", type=Path, help="folder of the run")
     _add_data(evaluating, "evaluate these files of a click log instead")

@@ -11,7 +11,7 @@ once; of processes that evaluate together the one that hears it tells the others
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import reduce
@@ -31,6 +31,7 @@ from marius_oac.runs.folder.position import Position
 from marius_oac.runs.memory.plan import peak_rss
 from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress, first_loss, grown_loss
 from marius_oac.runs.session import Session, name_of_device
+from marius_oac.runs.sharded.scaling import TrainersChange
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
 
@@ -47,6 +48,9 @@ class TrainingLoop:
         self._stops = Requests()
         self.schedule = session.task.schedule
         self._evaluation_is_due = False
+        self.change: Callable[[], tuple[int, str] | None] | None = None
+        """Of a run whose number of trainers may change: what `TrainersChange` says, on the leading process, if another
+        number is to go on."""
 
     def restore(self, name: str | None) -> None:
         """Restores tables, dense parameters and position from the newest checkpoint, or the named one.
@@ -124,6 +128,7 @@ class TrainingLoop:
         Raises:
             Interrupted: the user stopped the run; a checkpoint of that moment was written.
             DivergedError: a number became NaN or infinite.
+            TrainersChange: another number of trainers is to go on, from a checkpoint that was saved.
         """
         self.peers.wait()  # else a process could read rows that another one is still loading
         with (
@@ -134,6 +139,7 @@ class TrainingLoop:
                 self._evaluate(progress)
             while self.position.batch_index < self.schedule.last and not self._out_of_patience():
                 self._stop_if_asked()
+                self._change_trainers()
                 self._before_epoch(progress)
                 self._segment(progress)
                 if self._at_epoch():
@@ -165,6 +171,16 @@ class TrainingLoop:
         if stop and self.position.batch_index < self.schedule.last:
             self._save_where_it_stands()
             raise self._interrupted()
+
+    def _change_trainers(self) -> None:
+        """Raises TrainersChange if another number of trainers is to go on from here."""
+        if self.change is None:
+            return
+        wanted = self.peers.gather(self.change() if self.peers.leads else None)[0]
+        if wanted is not None:
+            self._save_where_it_stands()
+            self.peers.wait()
+            raise TrainersChange(*wanted)
 
     def _save_where_it_stands(self) -> None:
         """Saves a checkpoint of this moment, unless there is one: a segment may end where none is due."""

@@ -28,6 +28,7 @@ from marius_oac.nodes.groups.torch_group import TorchGroup
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.launch import agree
 from marius_oac.nodes.launch.cluster import Place, names, trains_of, weights_of
+from marius_oac.nodes.launch.joining import say_ready
 from marius_oac.nodes.shards.connections import Connections, check_port
 from marius_oac.nodes.shards.packing import pack
 from marius_oac.runs.checkpoints.retention import START, Checkpoints
@@ -38,6 +39,7 @@ from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.sharded.checkpoint import NODES, Layout, ShardedCheckpoint, check_saved, drop_after
 from marius_oac.runs.sharded.place import check_gpus, config_of, name_of
 from marius_oac.runs.sharded.placement import agreed_packing
+from marius_oac.runs.sharded.scaling import TrainersChange
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
@@ -47,6 +49,7 @@ from marius_oac.runtime.files.atomic import check_no_link
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training import local, products
 from marius_oac.training.rowless import Rowless, alone, staying
+from marius_oac.training.scaling import Scaling
 from marius_oac.types import present
 
 
@@ -63,11 +66,45 @@ def train_on_nodes(
         NodeLost: another node has ended or is silent.
     """
     path = Path(out) if out else Path("runs") / entry_of(config).default_name(config)
+
+    def first(place: Place, scaling: Scaling) -> local.Run | None:
+        return _trained(config, place, path, trace, scaling)
+
+    return _with_changes(place, first, path, trace, lambda: code_to_train(config))
+
+
+def _with_changes(
+    place: Place,
+    first: Callable[[Place, Scaling], local.Run | None],
+    path: Path,
+    trace: bool,
+    trust: Callable[[], bool | Collection[bytes]],
+    data_path: str | Path | None = None,
+) -> local.Run | None:
+    """Trains by `first`, and goes on in this process after each change of the number of trainers (`Scaling`). Returns
+    None if this process has left."""
+
+    def again(place: Place, scaling: Scaling) -> local.Run | None:
+        with open_group(place) as group:
+            return _resumed(path, place, group, (), (), data_path, None, trace, trust(), scaling)
+
+    with Scaling(place) as scaling:
+        work = first
+        while True:
+            try:
+                return work(scaling.place, scaling)
+            except TrainersChange as change:
+                if not scaling.changed(change):
+                    return None
+                work = again
+
+
+def _trained(config: TaskConfig, place: Place, path: Path, trace: bool, scaling: Scaling) -> local.Run | None:
     with open_group(place) as group:
         # torchrun has started the nodes again because one was lost: they continue.
         if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
             mine = code_to_train(config)  # another run may lie here, for which training was refused before
-            return _resumed(path, place, group, (), (), None, None, trace, trust=mine)
+            return _resumed(path, place, group, (), (), None, None, trace, mine, scaling)
         config, notes = products.agreed(config, config_of(config, place), group)
         own = config_of(config, place)
         check_gpus(own, group)
@@ -76,7 +113,7 @@ def train_on_nodes(
             task.train()
             return None
         with _created(path, place, task.group, task) as folder:
-            _train(task, folder, trace)
+            _train(task, folder, trace, scaling, path)
     return local.open_run(folder.path)
 
 
@@ -85,7 +122,13 @@ def _exists(path: Path, place: Place, group: Group) -> bool:
     return group.gather(not place.rank and (path / "run.json").exists())[0]
 
 
-def _train(task: ShardedTask, folder: RunFolder, trace: bool, prepare: Callable = lambda loop: None) -> None:
+def _train(
+    task: ShardedTask, folder: RunFolder, trace: bool, scaling: Scaling, run: Path, load: Callable = lambda loop: None
+) -> None:
+    def prepare(loop: TrainingLoop) -> None:
+        load(loop)
+        scaling.serve(run, loop)
+
     try:
         local.run_task(task, folder, trace, None, prepare)
     except (Closed, NodeLost):  # another thread, or another node after an error that reached this one too
@@ -123,14 +166,18 @@ def resume_on_nodes(
 
     If the nodes have changed, rows are distributed again; every process then needs the parts of all earlier nodes.
     """
-    with open_group(place) as group:
-        if checkpoint is not None and any(group.gather(place.attempt > 0)):
-            raise InputError(
-                "a node was lost and started again; to go back once more would lose what was trained since: go on "
-                "without it",
-                f"--checkpoint {checkpoint}",
-            )
-        return _resumed(Path(path), place, group, overrides, data, data_path, checkpoint, trace, trust)
+
+    def first(place: Place, scaling: Scaling) -> local.Run | None:
+        with open_group(place) as group:
+            if checkpoint is not None and any(group.gather(place.attempt > 0)):
+                raise InputError(
+                    "a node was lost and started again; to go back once more would lose what was trained since: go on "
+                    "without it",
+                    f"--checkpoint {checkpoint}",
+                )
+            return _resumed(Path(path), place, group, overrides, data, data_path, checkpoint, trace, trust, scaling)
+
+    return _with_changes(place, first, Path(path), trace, lambda: trust, data_path)
 
 
 def _resumed(
@@ -143,6 +190,7 @@ def _resumed(
     checkpoint: str | None,
     trace: bool,
     trust: bool | Collection[bytes],
+    scaling: Scaling,
 ) -> local.Run | None:
     saved, log = _told(path, place, group, data_path)
     if any(group.gather(place.attempt > 0)):
@@ -180,7 +228,7 @@ def _resumed(
                 loop.restore(checkpoint)
             drop_after(path, loop.position.batch_index, part.parent)
 
-        _train(task, folder, trace, load)
+        _train(task, folder, trace, scaling, path, load)
     return local.open_run(folder.path)
 
 
@@ -262,6 +310,7 @@ def _opened(
 
 def open_group(place: Place) -> Group:
     """Makes the group of all processes of the cluster."""
+    say_ready()
     os.environ |= {"RANK": str(place.rank), **place.environment()}
     return TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
 

@@ -1,0 +1,127 @@
+"""Another number of trainers in the middle of a run: the files by which a command asks the run for it.
+
+trainers.json   written by the first process while such a run trains: who it is, how many train, what it answered
+scale.json      written by the command: how many are wanted
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from pathlib import Path
+
+import psutil
+
+from marius_oac.errors import InputError
+from marius_oac.runtime.files.atomic import json_text, remove_file, write_atomically
+from marius_oac.runtime.files.untrusted import Described, parse_json, read_if_there
+
+STATE, REQUEST = "trainers.json", "scale.json"
+_LOOK = 0.2  # seconds between two looks at the answer
+
+
+class TrainersChange(Exception):
+    """Ends a training loop at a batch boundary, whose checkpoint is saved: another number of trainers goes on.
+
+    Attributes:
+        count: how many; those of the present ones with a lower rank stay.
+        start: under this name they find each other.
+    """
+
+    def __init__(self, count: int, start: str):
+        super().__init__(f"{count} trainers go on")
+        self.count, self.start = count, start
+
+
+class Request(Described):
+    """How many trainers are wanted, and what the answer is known by."""
+
+    trainers: int
+    token: str
+
+
+class State(Described):
+    """Who trains.
+
+    Attributes:
+        trainers, most: how many, and at most.
+        pid, started: the first process.
+        answered: the token of the last request that was answered, and what was `said`; `failed`: nothing has changed.
+    """
+
+    trainers: int
+    most: int
+    pid: int
+    started: float
+    answered: str = ""
+    said: str = ""
+    failed: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the first process is there."""
+        try:
+            return psutil.Process(self.pid).create_time() == self.started
+        except psutil.NoSuchProcess:
+            return False
+
+
+def read_state(run: Path) -> State | None:
+    """Who trains in a run's folder; None: nobody who can be asked."""
+    content = read_if_there(run / STATE)
+    state = None if content is None else parse_json(content, run / STATE, State)
+    return state if state and state.alive else None
+
+
+def write_state(run: Path, trainers: int, most: int, answered: str = "", said: str = "", failed: bool = False) -> None:
+    """Writes that this process is the first one, and its last answer."""
+    me = psutil.Process()
+    about = State(
+        trainers=trainers, most=most, pid=me.pid, started=me.create_time(), answered=answered, said=said, failed=failed
+    )
+    write_atomically(run / STATE, json_text(about.model_dump()))
+
+
+def read_request(run: Path) -> Request | None:
+    """The request that waits, if any; one that is no request is taken away."""
+    try:
+        content = read_if_there(run / REQUEST)
+        return None if content is None else parse_json(content, run / REQUEST, Request)
+    except InputError:
+        remove_file(run / REQUEST)
+        return None
+
+
+def write_request(run: Path, trainers: int) -> str:
+    """Asks for that many trainers; returns the request's token."""
+    token = secrets.token_hex(8)
+    write_atomically(run / REQUEST, json_text(Request(trainers=trainers, token=token).model_dump()))
+    return token
+
+
+def remove_files(run: Path) -> None:
+    """Removes both files: nobody trains any more, or has not begun."""
+    for name in (STATE, REQUEST):
+        if os.path.lexists(run / name):
+            remove_file(run / name)
+
+
+def scale(run: Path, trainers: int) -> str:
+    """Has a run that trains on this machine go on with another number of trainers; returns its answer when it does.
+
+    Raises:
+        InputError: nobody trains there who can be asked, or the run can't do so.
+    """
+    if (state := read_state(run)) is None:
+        raise InputError("no run that can be scaled trains here; it needs nodes.parts and --local-nodes", run)
+    if not 1 <= trainers <= state.most:
+        raise InputError(f"1 to {state.most} trainers, as nodes.parts says, not {trainers}", str(trainers))
+    token, pause = write_request(run, trainers), threading.Event()
+    while (state := read_state(run)) is not None:
+        if state.answered == token:
+            if state.failed:
+                raise InputError(state.said, run)
+            return state.said
+        pause.wait(_LOOK)
+    raise InputError("the run has ended", run)

@@ -1,0 +1,167 @@
+"""Another number of trainers in the middle of a run on one machine (`marius-oac scale`), with the bits of a run that
+never changed.
+
+The first process watches the run's folder for a request. It starts the processes that are to join, which import
+everything while the run goes on. When they are ready, or some are to leave, it has all trainers pause at a batch
+boundary, as a request to stop does (`Shard`). There a checkpoint is saved, those that leave end, and the others go on
+from it as a group of the new size, in the same processes.
+
+Guarantees:
+- The others are told of a change at a boundary that all reach, so all make it or none.
+- A process that can't start changes nothing: the run goes on as it was, and the request is answered with the reason.
+- One thread, in the first process alone, from the first `serve` to `__exit__`. Processes that have joined end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from marius_oac.config.cluster import START_VARIABLE
+from marius_oac.errors import InputError
+from marius_oac.nodes.launch.agent import PARENT
+from marius_oac.nodes.launch.cluster import Place
+from marius_oac.nodes.launch.joining import Joining, started_as
+from marius_oac.nodes.launch.launch import local_cluster
+from marius_oac.runs.loop import TrainingLoop
+from marius_oac.runs.sharded.scaling import (
+    REQUEST,
+    Request,
+    TrainersChange,
+    read_request,
+    remove_files,
+    write_state,
+)
+from marius_oac.runtime.console import logger
+from marius_oac.runtime.files.atomic import remove_file
+from marius_oac.types import present
+
+_LOOK = 0.2  # seconds between two looks at the folder
+
+
+class Scaling:
+    """A process's part in changes of the number of trainers.
+
+    Args:
+        place: this process's.
+
+    Attributes:
+        place: as it is since the last change.
+    """
+
+    def __init__(self, place: Place):
+        self.place = place
+        local = PARENT in os.environ and START_VARIABLE in os.environ and place.cluster == local_cluster(place.size)
+        self._possible, self._began, self._changes = local, os.environ.get(START_VARIABLE, ""), 0
+        self._run: Path | None = None
+        self._most, self._against = 0, ""
+        self._request: Request | None = None  # that is being made true
+        self._decided: tuple[int, str] | None = None
+        self._pause: Callable[[], object] = lambda: None
+        self._changed = threading.Condition()
+        self._over = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def serve(self, run: Path, loop: TrainingLoop) -> None:
+        """Called by every process before its loop runs, from where its position says."""
+        parts = loop.config.nodes.parts
+        if not self._possible or parts is None:
+            return
+        loop.change = self._wanted
+        if self.place.rank:
+            return
+        count, batch = self.place.size, loop.position.batch_index
+        answered = self._request
+        said = f"{count} trainer{'s' * (count > 1)} from batch {batch:,} on"
+        if self._thread is None:
+            remove_files(run)  # those of a run that was killed
+        if loop.config.training.early_stopping:
+            self._against = "a run with training.early_stopping keeps its trainers: what was best is theirs"
+        with self._changed:
+            self._run, self._most, self._pause = run, parts, loop.session.pipeline.request_pause
+            self._request = self._decided = None
+            write_state(run, count, parts, answered.token if answered else "", said)
+            self._changed.notify_all()
+        if answered:
+            logger.info(said)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="scaling")
+            self._thread.start()
+
+    def _wanted(self) -> tuple[int, str] | None:
+        """See `TrainingLoop.change`."""
+        if self._error is not None:
+            raise self._error
+        with self._changed:
+            return self._decided
+
+    def changed(self, change: TrainersChange) -> bool:
+        """Makes this process one of the new group; returns whether it stays."""
+        if self.place.rank >= change.count:
+            return False
+        os.environ.update(started_as(change.count, change.start))
+        cluster = local_cluster(change.count)
+        self.place = replace(self.place, cluster=cluster, node=cluster.nodes[self.place.rank])
+        return True
+
+    def _watch(self) -> None:
+        joining = Joining(present(self._run))
+        try:
+            while not self._wait(lambda: False):
+                request = read_request(present(self._run))
+                if request is not None:
+                    self._make_true(request, joining)
+        except BaseException as error:  # raised by the loop
+            self._error = error
+            self._pause()
+        finally:
+            joining.close(self.place.size)
+
+    def _make_true(self, request: Request, joining: Joining) -> None:
+        remove_file(present(self._run) / REQUEST)
+        count, before = request.trainers, self.place.size
+        if self._against or not 1 <= count <= self._most:
+            self._refuse(request, self._against or f"1 to {self._most} trainers, as nodes.parts says, not {count}")
+            return
+        if count == before:
+            self._refuse(request, f"{count} are training", failed=False)
+            return
+        self._changes += 1
+        start = f"{self._began}, change {self._changes}"
+        try:
+            joining.start(range(before, count), count, start)
+            while not joining.wait(_LOOK):
+                if self._over:
+                    return
+        except (OSError, InputError) as error:
+            self._refuse(request, str(error))
+            return
+        with self._changed:
+            self._request, self._decided = request, (count, start)
+        self._pause()
+        self._wait(lambda: self._request is None, None)
+        joining.left(count)
+
+    def _refuse(self, request: Request, said: str, failed: bool = True) -> None:
+        write_state(present(self._run), self.place.size, self._most, request.token, said, failed)
+
+    def _wait(self, done: Callable[[], bool], seconds: float | None = _LOOK) -> bool:
+        """Waits until something is done, or the run over, or so long; returns whether the run is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or done(), seconds)
+            return self._over
+
+    def __enter__(self) -> Scaling:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            remove_files(present(self._run))
