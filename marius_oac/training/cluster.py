@@ -39,7 +39,6 @@ from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.sharded.checkpoint import NODES, Layout, ShardedCheckpoint, check_saved, drop_after
 from marius_oac.runs.sharded.place import check_gpus, config_of, name_of
 from marius_oac.runs.sharded.placement import agreed_packing
-from marius_oac.runs.sharded.scaling import TrainersChange
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
@@ -49,7 +48,7 @@ from marius_oac.runtime.files.atomic import check_no_link
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training import local, products
 from marius_oac.training.rowless import Rowless, alone, staying
-from marius_oac.training.scaling import Scaling
+from marius_oac.training.scaling import Scaling, with_changes
 from marius_oac.types import present
 
 
@@ -70,33 +69,19 @@ def train_on_nodes(
     def first(place: Place, scaling: Scaling) -> local.Run | None:
         return _trained(config, place, path, trace, scaling)
 
-    return _with_changes(place, first, path, trace, lambda: code_to_train(config))
+    return with_changes(place, first, _again(path, trace, lambda: code_to_train(config)))
 
 
-def _with_changes(
-    place: Place,
-    first: Callable[[Place, Scaling], local.Run | None],
-    path: Path,
-    trace: bool,
-    trust: Callable[[], bool | Collection[bytes]],
-    data_path: str | Path | None = None,
-) -> local.Run | None:
-    """Trains by `first`, and goes on in this process after each change of the number of trainers (`Scaling`). Returns
-    None if this process has left."""
+def _again(
+    path: Path, trace: bool, trust: Callable[[], bool | Collection[bytes]], data_path: str | Path | None = None
+) -> Callable[[Place, Scaling], local.Run | None]:
+    """Returns what goes on from the newest checkpoint after a change of the number of trainers."""
 
-    def again(place: Place, scaling: Scaling) -> local.Run | None:
+    def work(place: Place, scaling: Scaling) -> local.Run | None:
         with open_group(place) as group:
             return _resumed(path, place, group, (), (), data_path, None, trace, trust(), scaling)
 
-    with Scaling(place) as scaling:
-        work = first
-        while True:
-            try:
-                return work(scaling.place, scaling)
-            except TrainersChange as change:
-                if not scaling.changed(change):
-                    return None
-                work = again
+    return work
 
 
 def _trained(config: TaskConfig, place: Place, path: Path, trace: bool, scaling: Scaling) -> local.Run | None:
@@ -177,7 +162,7 @@ def resume_on_nodes(
                 )
             return _resumed(Path(path), place, group, overrides, data, data_path, checkpoint, trace, trust, scaling)
 
-    return _with_changes(place, first, Path(path), trace, lambda: trust, data_path)
+    return with_changes(place, first, _again(Path(path), trace, lambda: trust, data_path))
 
 
 def _resumed(

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError
@@ -28,17 +29,17 @@ from marius_oac.nodes.launch.joining import Joining, started_as
 from marius_oac.nodes.launch.launch import local_cluster
 from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.sharded.scaling import (
-    REQUEST,
     Request,
     TrainersChange,
     read_request,
     remove_files,
+    remove_request,
     write_state,
 )
 from marius_oac.runtime.console import logger
-from marius_oac.runtime.files.atomic import remove_file
 from marius_oac.types import present
 
+Result = TypeVar("Result")
 _LOOK = 0.2  # seconds between two looks at the folder
 
 
@@ -85,6 +86,8 @@ class Scaling:
             self._run, self._most, self._pause = run, parts, loop.session.pipeline.request_pause
             self._request = self._decided = None
             write_state(run, count, parts, answered.token if answered else "", said)
+            if answered:
+                remove_request(run, answered.token)
             self._changed.notify_all()
         if answered:
             logger.info(said)
@@ -122,7 +125,6 @@ class Scaling:
             joining.close(self.place.size)
 
     def _make_true(self, request: Request, joining: Joining) -> None:
-        remove_file(present(self._run) / REQUEST)
         count, before = request.trainers, self.place.size
         if self._against or not 1 <= count <= self._most:
             self._refuse(request, self._against or f"1 to {self._most} trainers, as nodes.parts says, not {count}")
@@ -148,6 +150,7 @@ class Scaling:
 
     def _refuse(self, request: Request, said: str, failed: bool = True) -> None:
         write_state(present(self._run), self.place.size, self._most, request.token, said, failed)
+        remove_request(present(self._run), request.token)
 
     def _wait(self, done: Callable[[], bool], seconds: float | None = _LOOK) -> bool:
         """Waits until something is done, or the run over, or so long; returns whether the run is over."""
@@ -165,3 +168,19 @@ class Scaling:
         if self._thread is not None:
             self._thread.join()
             remove_files(present(self._run))
+
+
+def with_changes(
+    place: Place, first: Callable[[Place, Scaling], Result | None], again: Callable[[Place, Scaling], Result | None]
+) -> Result | None:
+    """Trains by `first`, and after each change by `again`; returns what the last of them does, or None if this process
+    has left."""
+    with Scaling(place) as scaling:
+        work = first
+        while True:
+            try:
+                return work(scaling.place, scaling)
+            except TrainersChange as change:
+                if not scaling.changed(change):
+                    return None
+                work = again

@@ -78,6 +78,7 @@ class Changes(RuleBasedStateMachine):
     def begin(self, count):
         os.environ |= {PARENT: "1", START_VARIABLE: "start 0"}
         self.folder = self.tmp.mktemp("run")
+        write_request(self.folder, count % PARTS + 1)  # of a run that was killed
         self.founders, self.count, self.token, self.wanted = count, count, "", None
         self.paused = threading.Event()
         self.joining = Joining(None)
@@ -92,7 +93,8 @@ class Changes(RuleBasedStateMachine):
 
     def answer(self):
         """Waits until the last request is answered, or a change is decided."""
-        while read_state(self.folder).answered != self.token and not self.paused.wait(0.001):
+        asked = self.folder / files.REQUEST
+        while (read_state(self.folder).answered != self.token or asked.exists()) and not self.paused.wait(0.001):
             pass
 
     @rule(trainers=st.integers(-1, PARTS + 1), looks=st.integers(0, 3), fails=st.booleans())
@@ -138,12 +140,31 @@ class Changes(RuleBasedStateMachine):
             assert os.listdir(self.folder) == []
 
 
-def test_requests_and_changes_in_any_order(tmp_path_factory, monkeypatch):
+@pytest.fixture
+def quickly(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(scaling, "_LOOK", 0.001)
     monkeypatch.setattr(scaling, "Joining", None)
     for name in (PARENT, START_VARIABLE, "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "")
     Changes.tmp = tmp_path_factory
+
+
+def test_each_kind_of_request_once(quickly):
+    made = Changes()
+    made.begin(2)
+    try:
+        for trainers, looks, fails in ((2, 0, False), (4, 2, True), (7, 0, False), (4, 2, False), (1, 0, False)):
+            made.ask(trainers, looks, fails)
+            made.boundary()
+        assert len(made.joining.starts) == 3  # the last one starts nobody; what was asked before the run, nothing
+        made.ask(4, 0, False)  # those who joined before have left
+        made.boundary()
+        made.all_are_there()
+    finally:
+        made.teardown()
+
+
+def test_requests_and_changes_in_any_order(quickly):
     Changes.TestCase.settings = settings(max_examples=8, stateful_step_count=8, deadline=None)
     Changes.TestCase("runTest").runTest()
 
@@ -167,6 +188,19 @@ def test_what_cannot_be_asked_is_told_in_a_line(tmp_path, capsys, trainers, chan
     assert cli.main(["scale", str(tmp_path), str(trainers)]) == 2
     assert says(capsys.readouterr().err.splitlines(), said)
     assert not (tmp_path / files.REQUEST).exists()
+
+
+def test_one_request_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_LOOK", 0.001)
+    files.write_state(tmp_path, 2, PARTS)
+    write_request(tmp_path, 4)
+    with pytest.raises(InputError, match="has been asked for and is not there yet"):
+        files.scale(tmp_path, 3)
+    (tmp_path / files.REQUEST).unlink()
+    made = files.write_request
+    monkeypatch.setattr(files, "write_request", lambda *about: (made(*about), made(*about))[0])
+    with pytest.raises(InputError, match="another request has taken the place"):
+        files.scale(tmp_path, 3)
 
 
 def test_a_run_with_early_stopping_or_not_on_this_machine_keeps_its_trainers(tmp_path, monkeypatch):

@@ -81,11 +81,12 @@ class Joining:
     def __init__(self, run: Path):
         self._run = run
         self._joiners: dict[int, _Joiner] = {}
+        self._last = range(0)  # ranks that were started together
 
     def start(self, ranks: range, count: int, start: str) -> None:
         """Starts processes with these ranks of `count`."""
         command = [sys.executable, "-m", "marius_oac", "resume", str(self._run), "--local-nodes", str(count)]
-        about = started_as(count, start) | {PARENT: str(os.getpid())}
+        about, self._last = started_as(count, start) | {PARENT: str(os.getpid())}, ranks
         for rank in ranks:
             self._joiners[rank] = _Joiner(command, {**about, "RANK": str(rank), "LOCAL_RANK": str(rank)})
 
@@ -98,9 +99,9 @@ class Joining:
         waiting = {rank: each for rank, each in self._joiners.items() if not each.ready}
         for rank, each in waiting.items():
             if each.look(seconds / len(waiting)):
-                self.end(list(waiting))
+                self.end(self._last)
                 last = each.said[-1:] or [f"exit code {each.process.returncode}"]
-                for gone in waiting:
+                for gone in self._last:
                     self._joiners.pop(gone).close()
                 raise ChildProcessError(f"trainer {rank} has not started: {last[0]}")
         return all(each.ready for each in self._joiners.values())

@@ -100,6 +100,13 @@ def write_request(run: Path, trainers: int) -> str:
     return token
 
 
+def remove_request(run: Path, token: str) -> None:
+    """Removes a request whose answer has been written; a later one stays."""
+    request = read_request(run)
+    if request is not None and request.token == token:
+        remove_file(run / REQUEST)
+
+
 def remove_files(run: Path) -> None:
     """Removes both files: nobody trains any more, or has not begun."""
     for name in (STATE, REQUEST):
@@ -117,11 +124,17 @@ def scale(run: Path, trainers: int) -> str:
         raise InputError("no run that can be scaled trains here; it needs nodes.parts and --local-nodes", run)
     if not 1 <= trainers <= state.most:
         raise InputError(f"1 to {state.most} trainers, as nodes.parts says, not {trainers}", str(trainers))
+    if os.path.lexists(run / REQUEST):
+        raise InputError("another number of trainers has been asked for and is not there yet", run)
     token, pause = write_request(run, trainers), threading.Event()
-    while (state := read_state(run)) is not None:
+    while True:
+        waiting = read_request(run)
+        if (state := read_state(run)) is None:
+            raise InputError("the run has ended", run)
         if state.answered == token:
             if state.failed:
                 raise InputError(state.said, run)
             return state.said
+        if waiting is None or waiting.token != token:  # it is removed after its answer is written
+            raise InputError("another request has taken the place of this one", run)
         pause.wait(_LOOK)
-    raise InputError("the run has ended", run)

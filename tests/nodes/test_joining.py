@@ -1,0 +1,83 @@
+"""Processes that join a run: who is ready, who has ended instead, and that none is left."""
+
+import os
+
+import pytest
+
+from marius_oac.config.cluster import START_VARIABLE
+from marius_oac.nodes.launch import joining
+from marius_oac.nodes.launch.agent import PARENT
+from marius_oac.nodes.launch.joining import Joining, say_ready
+
+SCRIPT = """#!/bin/sh
+echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $START $PARENT $*" > "{folder}/$RANK"
+. "{folder}/does"
+"""
+READY = 'echo 1 > "/proc/self/fd/$MARIUS_OAC_READY"\n'
+STAY = "exec tail -f /dev/null\n"
+
+
+@pytest.fixture
+def does(tmp_path, monkeypatch):
+    """Sets what a process does, in place of training."""
+    script = tmp_path / "python"
+    text = SCRIPT.replace("$START", f"${START_VARIABLE}").replace("$PARENT", f"${PARENT}")
+    script.write_text(text.format(folder=tmp_path))
+    script.chmod(0o755)
+    monkeypatch.setattr(joining.sys, "executable", str(script))
+    return (tmp_path / "does").write_text
+
+
+def test_processes_are_ready_when_all_have_said_so_and_leave_one_by_one(tmp_path, does, monkeypatch):
+    does('[ "$RANK" = 3 ] && until [ -e "$0.go" ]; do :; done\n' + READY)
+    made = Joining(tmp_path / "run")
+    made.start(range(2, 4), 4, "change-1")
+    processes = [each.process for each in made._joiners.values()]
+    while not made._joiners[2].ready:
+        assert not made.wait(0.01)
+    (tmp_path / "python.go").touch()
+    while not made.wait(0.01):
+        pass
+    expected = f"4 4 change-1 {os.getpid()} -m marius_oac resume {tmp_path / 'run'} --local-nodes 4\n"
+    assert [(tmp_path / str(rank)).read_text() for rank in (2, 3)] == [f"{rank} {rank} {expected}" for rank in (2, 3)]
+    made.left(3)
+    assert list(made._joiners) == [2] and processes[1].returncode == 0
+    made.close(4)
+    assert processes[0].returncode == 0
+
+
+def test_one_that_ends_instead_is_named_and_the_others_are_ended(tmp_path, does):
+    """Also one that was ready before."""
+    does(f'if [ "$RANK" = 2 ]; then {READY} {STAY} fi\nuntil [ -e "$0.go" ]; do :; done\necho no memory; exit 3\n')
+    made = Joining(tmp_path)
+    made.start(range(2, 4), 4, "change-1")
+    stays = made._joiners[2].process
+    while not made._joiners[2].ready:
+        assert not made.wait(0.01)
+    (tmp_path / "python.go").touch()
+    with pytest.raises(ChildProcessError, match="trainer 3 has not started: no memory"):
+        while not made.wait(0.01):
+            pass
+    assert stays.returncode == -9 and not made._joiners and made.wait(0)
+
+
+def test_those_that_never_joined_are_ended_and_what_failed_says_so(tmp_path, does, capsys, monkeypatch):
+    monkeypatch.setattr(joining, "PATIENCE", None)
+    does(READY + f'[ "$RANK" = 2 ] && echo its disk is full && exit 2\n{STAY}')
+    made = Joining(tmp_path)
+    made.start(range(2, 4), 4, "change-1")
+    while not made.wait(0.01):
+        pass
+    stays = made._joiners[3].process
+    made.close(3)
+    assert stays.returncode == -9
+    assert "trainer 2: its disk is full" in capsys.readouterr().err
+
+
+def test_a_process_says_once_that_it_is_ready(monkeypatch):
+    mine, theirs = os.pipe()
+    monkeypatch.setenv("MARIUS_OAC_READY", str(theirs))
+    say_ready()
+    say_ready()
+    assert os.read(mine, 9) == b"1" and os.read(mine, 9) == b""
+    os.close(mine)
