@@ -13,7 +13,7 @@ from marius_oac.errors import InputError
 from marius_oac.pipeline.bound import bound
 from marius_oac.pipeline.setting import Setting
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.report import curves
+from marius_oac.runs.report import curves, history
 from marius_oac.runs.report.comparison import bits, config_differences
 from marius_oac.runs.report.curves import Course, binned, curve
 from marius_oac.runs.report.details import nodes
@@ -190,7 +190,7 @@ def test_the_keys_that_differ(graph, tmp_path):
     assert what(runs[2]).startswith("`distmult` of dimension 8")
 
 
-def test_bad_folders_are_told_in_a_line(graph, tmp_path, capsys):
+def test_bad_folders_are_told_in_a_line(graph, tmp_path, capsys, monkeypatch):
     good = made_up(tmp_path / "good", graph, losses=(1.0, 1.0))
 
     def told(name, text=None, **more):
@@ -219,6 +219,9 @@ def test_bad_folders_are_told_in_a_line(graph, tmp_path, capsys):
         assert main(["report", str(path)]) == 2
         assert f"{name}: is a symbolic link that leads out of the run's folder" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2 and "is no run" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "MOST_BYTES", 10)
+        assert main(["report", str(good)]) == 2 and "is larger than" in capsys.readouterr().err
     assert main(["report", *[str(good)] * 9]) == 2 and "1 to 8 runs fit" in capsys.readouterr().err
     assert main(["report", str(good), "--out", str(tmp_path)]) == 2 and "is a folder" in capsys.readouterr().err
     (good / "report.html").symlink_to(tmp_path / "elsewhere")
