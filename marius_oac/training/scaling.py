@@ -23,10 +23,10 @@ from typing import TypeVar
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError
-from marius_oac.nodes.launch.agent import PARENT
 from marius_oac.nodes.launch.cluster import Place
 from marius_oac.nodes.launch.joining import Joining, started_as
 from marius_oac.nodes.launch.launch import local_cluster
+from marius_oac.nodes.launch.parent import PARENT
 from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.sharded.scaling import (
     Request,

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from marius_oac.config.cluster import START_VARIABLE
-from marius_oac.nodes.launch.agent import LOST, PARENT
+from marius_oac.nodes.launch.agent import LOST
+from marius_oac.nodes.launch.parent import PARENT
 from marius_oac.runtime.console import say
 
 _READY = "MARIUS_OAC_READY"  # environment variable: the descriptor to write to

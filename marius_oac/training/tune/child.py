@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from marius_oac.config.task import load_config
 from marius_oac.errors import CheckpointError
-from marius_oac.nodes.launch.agent import end_with_parent
+from marius_oac.nodes.launch.parent import end_with_parent
 from marius_oac.runtime.command import end_at_once, run_command
 from marius_oac.training.tune.request import Request
 
