@@ -15,7 +15,9 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
     several.add_argument("--nodes", type=Path, metavar="FILE", help="on the nodes of a nodes.yaml")
     several.add_argument("--local-nodes", type=int, metavar="N", help="on N nodes on this machine, to try it")
     several.add_argument("--on", choices=("ray",), help="on a Ray cluster at hand, or one made on this machine")
-    parser.add_argument("--trainers", type=int, metavar="N", help="with --on ray: how many processes train")
+    parser.add_argument(
+        "--trainers", metavar="N", help="with --on ray: how many processes train; 2..4: as many as there is room for"
+    )
     parser.add_argument(
         "--restarts", type=int, metavar="N", help="with --on ray: how often they start again after a loss (default: 3)"
     )
@@ -33,7 +35,7 @@ def on_ray(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         InputError: an option is missing, or does not go with the others.
     """
-    given = {"trainers": args.trainers, "restarts": args.restarts, "timeout": args.timeout}
+    given = {"trainers": _number(args.trainers), "restarts": args.restarts, "timeout": args.timeout}
     given = {name: value for name, value in given.items() if value is not None}
     if args.encrypt:
         given["encryption"] = True
@@ -47,3 +49,14 @@ def on_ray(args: argparse.Namespace) -> dict[str, Any]:
     if args.trainers is None:
         raise InputError("needs --trainers N", "--on ray")
     return given
+
+
+def _number(text: str | None) -> int | tuple[int, int] | None:
+    """Reads `4` or `2..4`."""
+    try:
+        numbers = [int(each) for each in text.split("..")] if text is not None else []
+    except ValueError:
+        numbers = [0] * 3
+    if len(numbers) > 2:
+        raise InputError(f"must be a number, or a range such as 2..4, not '{text}'", "--trainers")
+    return None if not numbers else numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 from marius_oac.errors import InputError
 
 logger = logging.getLogger("marius_oac")
+_relayed = False
 
 
 @contextmanager
@@ -111,8 +112,14 @@ def let_go() -> None:
 
 
 def is_terminal() -> bool:
-    """Whether standard error is a terminal."""
-    return _is_open(sys.stderr) and sys.stderr.isatty()
+    """Whether standard error is a terminal, or another process relays it to one (`shown_on_a_terminal`)."""
+    return _is_open(sys.stderr) and (_relayed or sys.stderr.isatty())
+
+
+def shown_on_a_terminal() -> None:
+    """Says that another process relays standard error to a terminal."""
+    global _relayed
+    _relayed = True
 
 
 def open_standard_streams() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import InputError, MariusOacError
-from marius_oac.nodes.launch.on_ray.driver import RayRequest, run
+from marius_oac.nodes.launch.on_ray.driver import run
+from marius_oac.nodes.launch.on_ray.placing import RayRequest
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.sharded.place import check_config
@@ -16,11 +18,14 @@ from marius_oac.tasks.registry import entry_of
 from marius_oac.training import local
 
 
-def start_training(config: TaskConfig, out: str | Path | None, trainers: int, trace: bool = False, **how: Any) -> int:
+def start_training(
+    config: TaskConfig, out: str | Path | None, trainers: int | tuple[int, int], trace: bool = False, **how: Any
+) -> int:
     """Trains on Ray; returns the exit code.
 
     Args:
         out: the run's folder, on a file system that all nodes share; None: as `train` makes it.
+        trainers: see `RayRequest`.
         how: `restarts`, `timeout` and `encryption` of `RayRequest`.
 
     Raises:
@@ -28,14 +33,17 @@ def start_training(config: TaskConfig, out: str | Path | None, trainers: int, tr
             was started.
     """
     path = _folder(config, out)
-    check_config(config, trainers)
+    request = _request(config, {}, trainers, how)
+    check_config(config, request.most)
     if (path / "run.json").exists():
         raise InputError("there is a run already; continue it with `marius-oac resume`, or give another --out", path)
     job = {"do": "train", "config": config.dump(), "out": str(path), "trace": trace}
-    return run(_request(config, job, trainers, how))
+    return run(replace(request, job=job))
 
 
-def start_resuming(run_folder: Path, changed: list[str], trainers: int, resumed: Mapping[str, Any], **how: Any) -> int:
+def start_resuming(
+    run_folder: Path, changed: list[str], trainers: int | tuple[int, int], resumed: Mapping[str, Any], **how: Any
+) -> int:
     """Continues a run on Ray; returns the exit code. See `start_training`.
 
     Args:
@@ -51,7 +59,7 @@ def train(
     config: TaskConfig,
     out: str | Path | None = None,
     *,
-    trainers: int,
+    trainers: int | tuple[int, int],
     restarts: int = 3,
     timeout: float = 60.0,
     encryption: bool = False,
@@ -65,7 +73,8 @@ def train(
     Args:
         config: as for `marius_oac.train`.
         out: the run's folder, on a file system that all nodes share.
-        trainers: number of processes.
+        trainers: number of processes; a range, as (2, 4), which needs `nodes.parts`: as many as Ray has room for, when
+            training begins and after each loss.
         restarts: how often they are started again, from the last checkpoint, after one was lost.
         timeout: seconds after which a silent process or node is lost.
         encryption: encrypt rows and their gradients between nodes.
@@ -88,6 +97,13 @@ def _folder(config: TaskConfig, out: str | Path | None) -> Path:
     return (Path(out) if out else Path("runs") / entry_of(config).default_name(config)).absolute()
 
 
-def _request(config: TaskConfig, job: Mapping[str, Any], trainers: int, how: Mapping[str, Any]) -> RayRequest:
+def _request(
+    config: TaskConfig, job: Mapping[str, Any], trainers: int | tuple[int, int], how: Mapping[str, Any]
+) -> RayRequest:
     gpu = None if config.device == "auto" else config.device != "cpu"
-    return RayRequest(trainers, job, config.threads, gpu, config.storage.memory or 0, **how)
+    request = RayRequest(trainers, job, config.threads, gpu, config.storage.memory or 0, **how)
+    request.check()
+    if request.least < request.most and config.nodes.parts is None:
+        what = f"{request.least}..{request.most} would give other bits with each number; --set nodes.parts=8: the same"
+        raise InputError(what, "--trainers")
+    return request

@@ -3,6 +3,7 @@ says, which is one JSON object:
 
 - `do`: `train`, with the text of a `config`, `out` and `trace`; or `resume`, with the `run` and `resumed`, the
   arguments of `resume_on_nodes`.
+- `terminal`: whether its standard error is relayed to one.
 - what `nodes.launch.on_ray.job` needs.
 
 Nothing in it is executed or unpickled.
@@ -18,13 +19,15 @@ from collections.abc import Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
 from marius_oac.runtime.command import end_at_once, run_command  # noqa: E402
-from marius_oac.runtime.console import report  # noqa: E402
+from marius_oac.runtime.console import report, shown_on_a_terminal  # noqa: E402
 from marius_oac.runtime.imports import imports  # noqa: E402
 
 
 def _work(job: Mapping[str, Any]) -> int:
     from marius_oac.nodes.launch.on_ray.job import placed
 
+    if job["terminal"]:
+        shown_on_a_terminal()
     with placed(job) as place:
         from marius_oac.config.errors import parse
         from marius_oac.config.task import build_config, kernel_groups

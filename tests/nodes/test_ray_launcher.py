@@ -8,17 +8,19 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import marius_oac
 from marius_oac.errors import InputError
 from marius_oac.nodes.launch.agent import LOST
 from marius_oac.nodes.launch.on_ray import driver
 from marius_oac.nodes.launch.on_ray.actor import TrainerActor, free_ports
 from marius_oac.nodes.launch.on_ray.cluster import running
-from marius_oac.nodes.launch.on_ray.driver import RayRequest, made, resources_of
+from marius_oac.nodes.launch.on_ray.placing import RayRequest, made, resources_of
 from marius_oac.nodes.launch.on_ray.reaper import reaping
 
 PATIENCE = 60
@@ -42,7 +44,20 @@ def node(alive=True, **resources):
     ],
 )
 def test_each_asks_for_its_share(nodes, how, asked):
-    assert resources_of(RayRequest(2, {}, **how), nodes) == asked
+    assert resources_of(RayRequest(2, {}, **how), nodes) == (asked, 2)
+
+
+@pytest.mark.parametrize(
+    "nodes, trainers, asked, count",
+    [
+        ([node(CPU=1)] * 3, (2, 3), 1, 3),
+        ([node(CPU=1)] * 2, (2, 3), 1, 2),
+        ([node(CPU=8)], (2, 4), 2, 4),
+        ([node(CPU=4), node(alive=False, CPU=4)], (1, 8), 1, 4),
+    ],
+)
+def test_of_a_range_as_many_are_taken_as_there_is_room_for(nodes, trainers, asked, count):
+    assert resources_of(RayRequest(trainers, {}), nodes) == ({"CPU": asked}, count)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +66,13 @@ def test_each_asks_for_its_share(nodes, how, asked):
         ([node(CPU=1)], {}, "room for 1 of 2 (1 CPU each)"),
         ([node(CPU=8), node(alive=False, CPU=8)], {"threads": 5}, "room for 1 of 2 (5 CPU each)"),
         ([node(CPU=8, GPU=1)], {"gpu": True}, "1 CPU, a GPU each"),
+        ([node(CPU=1)], {"trainers": (2, 4)}, "room for 1 of 2 (1 CPU each)"),
         ([node(CPU=8, memory=1 << 30)], {"memory": 1 << 30}, "1.00 GiB each"),
     ],
 )
 def test_a_cluster_that_is_too_small_is_refused(nodes, how, part):
     with pytest.raises(InputError) as error:
-        resources_of(RayRequest(2, {}, **how), nodes)
+        resources_of(RayRequest(**{"trainers": 2, "job": {}} | how), nodes)
     assert part in str(error.value) and error.value.exit_code == 2
 
 
@@ -220,7 +236,7 @@ class Ray:
 def ends(*codes, restarts=3):
     """A start whose processes have ended so; an exception: the actor is gone."""
     ray = Ray()
-    start = driver._Start(ray, RayRequest(len(codes), {}, restarts=restarts), {"CPU": 1.0}, 0)
+    start = driver._Start(ray, RayRequest(len(codes), {}, restarts=restarts), {"CPU": 1.0}, 0, len(codes))
     for number, code in enumerate(codes):
         answer = code if isinstance(code, Exception) else (b"", f"words of {number}\n".encode(), code)
         poll = SimpleNamespace(remote=lambda asked, wait, answer=answer: answer)
@@ -282,8 +298,8 @@ def test_restarts_are_counted(monkeypatch, codes, starts, code, capsys):
     left, attempts = list(codes), []
 
     class Start:
-        def __init__(self, ray, request, resources, attempt):
-            attempts.append(attempt)
+        def __init__(self, ray, request, resources, attempt, count):
+            attempts.append((attempt, count))
 
         def run(self):
             return left.pop(0)
@@ -297,13 +313,67 @@ def test_restarts_are_counted(monkeypatch, codes, starts, code, capsys):
 
     monkeypatch.setattr(driver, "cluster", lambda trainers: Cluster())
     monkeypatch.setattr(driver, "_Start", Start)
-    assert driver.run(RayRequest(2, {})) == code and attempts == list(range(starts))
+    assert driver.run(RayRequest((1, 3), {})) == code
+    assert attempts == [(0, 2), *((number, 3) for number in range(1, starts))]
+
+
+class Groups(Ray):
+    """In the place of Ray: placement groups, of which those that `held` has room for are ready; time stands still
+    but in waits."""
+
+    def __init__(self, monkeypatch, held, alive=2):
+        super().__init__()
+        self.held, self.tried, self.removed, self.seconds = held, [], [], 0.0
+        self.util = SimpleNamespace(placement_group=self.group, remove_placement_group=self.removed.append)
+        self.nodes = lambda: [node(CPU=1)] * alive
+        monkeypatch.setattr(driver.time, "monotonic", lambda: self.seconds)
+
+    def group(self, bundles, strategy):
+        self.tried.append((len(bundles), self.seconds))
+        return SimpleNamespace(size=len(bundles), ready=lambda: len(bundles))
+
+    def wait(self, references, timeout):
+        ready = references[0] <= self.held
+        self.seconds += 0 if ready else timeout
+        return references if ready else [], []
+
+
+@pytest.mark.parametrize(
+    "trainers, held, alive, tried, count",
+    [
+        (3, 3, 3, [(3, 0)], 3),
+        ((2, 4), 4, 4, [(4, 0)], 4),
+        ((2, 4), 2, 2, [(4, 0), (2, 10)], 2),
+        ((2, 4), 2, 4, [(4, 0), (3, 10), (2, 15)], 2),  # others use what there is
+        ((2, 4), 1, 1, [(4, 0), (2, 10)], None),
+        (3, 2, 2, [(3, 0)], None),
+    ],
+)
+def test_a_start_waits_for_the_most_and_goes_on_with_what_there_is(
+    monkeypatch, trainers, held, alive, tried, count, capsys
+):
+    ray = Groups(monkeypatch, held, alive)
+    request = RayRequest(trainers, {}, timeout=10)
+    start = driver._Start(ray, request, {"CPU": 1.0}, 1, request.most)
+    with ExitStack() as stack:
+        group = start._placed(stack)
+        assert [(size, pytest.approx(when, abs=0.5)) for size, when in tried] == ray.tried
+        assert (group and group.size) == count and len(ray.removed) == len(tried) - 1
+    assert len(ray.removed) == len(tried)
+    said = capsys.readouterr().err
+    assert ("no room" in said) == (len(tried) > 1 or not count)
+    if count is None:
+        assert ray.seconds == pytest.approx(30, abs=0.5)
+    else:
+        assert start._count == count
 
 
 @pytest.mark.parametrize(
     "how, part",
     [
         ({"trainers": 0}, "--trainers: must be at least 1, not 0"),
+        ({"trainers": (0, 2)}, "--trainers: must be at least 1, not 0"),
+        ({"trainers": (3, 2)}, "--trainers: 3..2 ends before it begins"),
         ({"restarts": -1}, "--restarts: must be at least 0"),
         ({"timeout": 0.0}, "--timeout: must be a number of seconds above 0"),
         ({"timeout": float("nan")}, "--timeout"),
@@ -334,6 +404,10 @@ def train(command, tmp_path):
         (["--on", "ray", "--trainers", 2, "--dry-run"], "--dry-run: does not go with --on ray"),
         (["--on", "ray", "--trainers", 2, "--node", "a"], "--node: does not go with --on ray"),
         (["--on", "ray", "--trainers", 0], "--trainers: must be at least 1"),
+        (["--on", "ray", "--trainers", "two"], "--trainers: must be a number, or a range such as 2..4, not 'two'"),
+        (["--on", "ray", "--trainers", "1..2..3"], "not '1..2..3'"),
+        (["--on", "ray", "--trainers", "1..2"], "--trainers: 1..2 would give other bits with each number"),
+        (["--on", "ray", "--trainers", "1..9", "--set", "nodes.parts=8"], "8 parts are too few for 9 trainers"),
         (["--on", "ray", "--trainers", 2, "--set", "pipeline.mode=async-delta"], "async-delta"),
     ],
 )
@@ -361,11 +435,21 @@ def test_the_job_is_plain_json(train, tmp_path, monkeypatch):
 
     asked = []
     monkeypatch.setattr(on_ray, "run", lambda request: asked.append(request) or 0)
-    words = ["--on", "ray", "--trainers", 3, "--restarts", 1, "--timeout", 9, "--encrypt", "--trace"]
-    assert train(*words, "--set", "threads=2", "--set", "device=cpu")[0] == 0
+    words = ["--on", "ray", "--trainers", "2..3", "--restarts", 1, "--timeout", 9, "--encrypt", "--trace"]
+    sets = ("threads=2", "device=cpu", "nodes.parts=8")
+    assert train(*words, *(word for each in sets for word in ("--set", each)))[0] == 0
     (request,) = asked
-    assert (request.trainers, request.threads, request.gpu) == (3, 2, False)
+    assert (request.least, request.most, request.threads, request.gpu) == (2, 3, 2, False)
     assert (request.restarts, request.timeout, request.encryption) == (1, 9, True)
     job = json.loads(json.dumps(request.job))
     assert job["do"] == "train" and job["out"] == str(tmp_path / "run") and job["trace"] and "codex-s" in job["config"]
     assert "ray" not in sys.modules
+
+
+def test_it_is_imported_as_a_module(monkeypatch):
+    module = importlib.import_module("marius_oac.ray")
+    assert (
+        marius_oac.ray is module
+        and module.train.__module__ == "marius_oac.training.on_ray"
+        and "ray" not in sys.modules
+    )

@@ -3,7 +3,9 @@
 Guarantees, beside those of `contract.Watch`:
 - All processes are started again from the last checkpoint after one was lost (killed, its actor or node gone or
   silent), `restarts` times at most. After any other end none is, as `agent.exit_code_of` decides.
-- A node that was lost is replaced by any that has room, for which a start waits `MEETING` x `timeout`.
+- A node that was lost is replaced by any that has room, for which a start waits `MEETING` x `timeout`. Where a range of
+  numbers was asked for, it waits `timeout`, and as many as have room go on then; the next start is by the largest
+  number again.
 - No process, actor or placement group outlives `run`.
 """
 
@@ -17,17 +19,16 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from marius_oac.config.cluster import ClusterConfig, NodeConfig
-from marius_oac.errors import InputError, size_text
 from marius_oac.nodes.launch.agent import LOST, exit_code_of
 from marius_oac.nodes.launch.cluster import endpoint
 from marius_oac.nodes.launch.contract import SIGNALS, Started, Watch
 from marius_oac.nodes.launch.launch import MEETING, new_secret
 from marius_oac.nodes.launch.on_ray.actor import TrainerActor
 from marius_oac.nodes.launch.on_ray.cluster import cluster
+from marius_oac.nodes.launch.on_ray.placing import RayRequest, made, resources_of, room
 from marius_oac.nodes.launch.remote import end_of
 from marius_oac.nodes.launch.tunnel import LOOPBACK
-from marius_oac.runtime.console import relay, say
+from marius_oac.runtime.console import is_terminal, relay, say
 from marius_oac.runtime.signals import handled
 
 PROGRAM = ("-m", "marius_oac.training.trainer")
@@ -36,39 +37,7 @@ _LINES = 40  # of a failed process's standard error that are shown
 _TAIL = 1 << 15  # bytes of it that are kept
 _POLL = 0.2  # seconds that a poll waits, with up to `_CROWD` actors
 _CROWD = 16
-
-
-@dataclass(frozen=True)
-class RayRequest:
-    """What is run on Ray, and on how many processes.
-
-    Attributes:
-        trainers: number of processes, each with an actor.
-        job: what each does, as plain JSON values (`marius_oac.training.trainer`).
-        threads: CPUs of each; 0: an equal share of the cluster's.
-        gpu: whether each needs a GPU; None: if the cluster has one for each.
-        memory: bytes of each; 0: not counted.
-        restarts: how often all are started again after one was lost.
-        timeout: seconds after which a silent process, actor or node is lost.
-        encryption: encrypt rows and their gradients.
-    """
-
-    trainers: int
-    job: Mapping[str, Any]
-    threads: int = 0
-    gpu: bool | None = None
-    memory: int = 0
-    restarts: int = 3
-    timeout: float = 60.0
-    encryption: bool = False
-
-    def check(self) -> None:
-        """Raises InputError for numbers that make no sense."""
-        for option, value, least in (("--trainers", self.trainers, 1), ("--restarts", self.restarts, 0)):
-            if value < least:
-                raise InputError(f"must be at least {least}, not {value}", option)
-        if not 0 < self.timeout < float("inf"):
-            raise InputError(f"must be a number of seconds above 0, not {self.timeout}", "--timeout")
+_SETTLED = 5.0  # seconds within which Ray places what there is room for
 
 
 def run(request: RayRequest) -> int:
@@ -79,47 +48,15 @@ def run(request: RayRequest) -> int:
             was started.
     """
     request.check()
-    with cluster(request.trainers) as ray:
-        resources = resources_of(request, ray.nodes())
+    with cluster(request.most) as ray:
+        resources, count = resources_of(request, ray.nodes())
         for attempt in range(request.restarts + 1):
-            code = _Start(ray, request, resources, attempt).run()
+            code = _Start(ray, request, resources, attempt, count if attempt == 0 else request.most).run()
             if code is not None:
                 return code
             if attempt < request.restarts:
                 say(f"marius-oac: started again ({attempt + 1}), from the last checkpoint")
     return 1
-
-
-def resources_of(request: RayRequest, nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns what each actor asks of Ray: CPUs, GPUs, and bytes of memory.
-
-    Args:
-        nodes: as `ray.nodes()` returns them.
-
-    Raises:
-        InputError: the cluster has no room for so many such actors.
-    """
-    there = [each["Resources"] for each in nodes if each["Alive"]]
-    gpus = int(sum(each.get("GPU", 0) for each in there))
-    gpu = gpus >= request.trainers if request.gpu is None else request.gpu
-    asked = {"CPU": 1.0} | ({"GPU": 1.0} if gpu else {}) | ({"memory": float(request.memory)} if request.memory else {})
-    most = 0
-    wanted = range(request.threads, request.threads + 1) if request.threads else range(1, 4097)
-    for cpus in wanted:
-        if _room(there, asked | {"CPU": float(cpus)}) < request.trainers:
-            break
-        most = cpus
-    if not most:
-        each = f"{request.threads or 1} CPU" + (", a GPU" if gpu else "")
-        each += f", {size_text(request.memory)}" if request.memory else ""
-        held = _room(there, asked | {"CPU": float(request.threads or 1)})
-        raise InputError(f"the Ray cluster has room for {held} of {request.trainers} ({each} each)", "--trainers")
-    return asked | {"CPU": float(most)}
-
-
-def _room(there: Sequence[Mapping[str, float]], asked: Mapping[str, float]) -> int:
-    """How many actors the nodes have room for."""
-    return sum(min(int(node.get(name, 0) // amount) for name, amount in asked.items()) for node in there)
 
 
 @dataclass(eq=False)
@@ -142,21 +79,23 @@ class _Trainer(Started):
 class _Start:
     """One start of all processes."""
 
-    def __init__(self, ray: ModuleType, request: RayRequest, resources: Mapping[str, float], attempt: int) -> None:
-        self._ray, self._request, self._resources, self._attempt = ray, request, resources, attempt
+    def __init__(
+        self, ray: ModuleType, request: RayRequest, resources: Mapping[str, float], attempt: int, count: int
+    ) -> None:
+        self._ray, self._request, self._resources = ray, request, resources
+        self._attempt, self._count = attempt, count
         self._trainers: list[_Trainer] = []
         self._watch = Watch(self._trainers)
         self._lost: float | None = None
         self._named = False
-        self._wait = _POLL * max(1.0, request.trainers / _CROWD)
+        self._wait = _POLL * max(1.0, count / _CROWD)
 
     def run(self) -> int | None:
         """Returns the exit code; None: a process was lost."""
         with ExitStack() as stack:
             stack.enter_context(handled(SIGNALS, self._watch.interrupted))
-            group = self._ray.util.placement_group([dict(self._resources)] * self._request.trainers, strategy="SPREAD")
-            stack.callback(self._quietly, self._ray.util.remove_placement_group, group)
-            if not self._until(group.ready(), f"Ray has had no room for {self._request.trainers} trainers"):
+            group = self._placed(stack)
+            if group is None:
                 return self._watch.code or 1
             stack.callback(self._end_all)
             try:
@@ -168,22 +107,53 @@ class _Start:
                 self._follow()
             return self._ended()
 
-    def _until(self, reference: Any, else_what: str) -> bool:
-        """Waits for a reference, or until a signal comes or `MEETING` x `timeout` have passed."""
+    def _placed(self, stack: ExitStack) -> Any | None:
+        """Returns a placement group that has room, and sets the number of trainers to its own. None: a signal came, or
+        there was no room for the smallest number for `MEETING` x `timeout`."""
+        least, timeout = self._request.least, self._request.timeout
         began = time.monotonic()
-        while not self._ray.wait([reference], timeout=_POLL)[0]:
+        while True:
+            group = self._ray.util.placement_group([dict(self._resources)] * self._count, strategy="SPREAD")
+            removed = stack.push(ExitStack())
+            removed.callback(self._quietly, self._ray.util.remove_placement_group, group)
+            patience = timeout if self._count == self._request.most else _SETTLED
+            if self._count == least:
+                patience = max(_SETTLED, began + MEETING * timeout - time.monotonic())
+            if self._until(group.ready(), patience):
+                return group
+            fewer = max(least, min(self._count - 1, room(self._ray.nodes(), self._resources)))
             if self._watch.asked:
-                return False
-            if time.monotonic() > began + MEETING * self._request.timeout:
-                say(f"marius-oac: {else_what} for {MEETING * self._request.timeout:g} s")
+                return None
+            said = f"marius-oac: Ray has had no room for {self._count} trainers for {time.monotonic() - began:.0f} s"
+            say(said if self._count == least else f"{said}; {fewer} are tried")
+            if self._count == least:
+                return None
+            self._count = fewer
+            removed.close()
+
+    def _until(self, reference: Any, patience: float) -> bool:
+        """Waits for a reference so many seconds, or until a signal comes; whether it is there."""
+        began = time.monotonic()
+        while not self._ray.wait([reference], timeout=min(_POLL, patience))[0]:
+            if self._watch.asked or time.monotonic() > began + patience:
                 return False
         return True
+
+    def _all(self, references: Sequence[Any], else_what: str) -> bool:
+        """Waits for all references; whether they are there. Otherwise says what has not happened, unless a signal
+        came."""
+        patience = MEETING * self._request.timeout
+        if all(self._until(each, patience) for each in references):
+            return True
+        if not self._watch.asked:
+            say(f"marius-oac: {else_what} for {patience:g} s")
+        return False
 
     def _started(self, group: Any) -> bool:
         """Makes the actors and starts their processes; False where that was given up."""
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         remote = self._ray.remote(TrainerActor)
-        for number in range(self._request.trainers):
+        for number in range(self._count):
             options = {
                 "num_cpus": self._resources["CPU"],
                 "num_gpus": self._resources.get("GPU", 0),
@@ -194,24 +164,23 @@ class _Start:
             self._trainers.append(_Trainer(f"node{number}", remote.options(**options).remote()))
         addresses = self._addresses(group)
         asked = [one.actor.facts.remote(where) for one, where in zip(self._trainers, addresses, strict=True)]
-        for reference in asked:
-            if not self._until(reference, "Ray has not started an actor"):
-                return False
+        if not self._all(asked, "Ray has not started an actor"):
+            return False
         found = self._ray.get(asked)
         nodes = made(self._request, found, addresses, self._resources)
         first = endpoint(nodes.nodes[0].address, found[0]["ports"][0])
         secret, started = new_secret(), []
         for number, one in enumerate(self._trainers):
             job = {**self._request.job, "rank": number, "attempt": self._attempt, "endpoint": first}
-            job["cluster"] = nodes.model_dump(mode="json")
+            job |= {"cluster": nodes.model_dump(mode="json"), "terminal": not number and is_terminal()}
             started.append(one.actor.start.remote(PROGRAM, job, secret, os.getcwd(), self._request.timeout))
-        return all(self._until(each, "an actor has not started its process") for each in started)
+        return self._all(started, "an actor has not started its process")
 
     def _addresses(self, group: Any) -> list[str]:
         """Of each actor's node, as the others reach it; the loopback where all are on this machine's Ray node."""
         table = self._ray.util.placement_group_table(group)["bundles_to_node_id"]
         address_of = {each["NodeID"]: each["NodeManagerAddress"] for each in self._ray.nodes()}
-        found = [address_of[table[number]] for number in range(self._request.trainers)]
+        found = [address_of[table[number]] for number in range(self._count)]
         return [LOOPBACK] * len(found) if len(set(found)) == 1 else found
 
     def _follow(self) -> None:
@@ -281,29 +250,6 @@ class _Start:
     def _quietly(self, call: Callable[..., object], *given: object) -> None:
         with suppress(self._ray.exceptions.RayError):  # a node that is gone
             call(*given)
-
-
-def made(
-    request: RayRequest, found: Sequence[Mapping[str, Any]], addresses: Sequence[str], resources: Mapping[str, float]
-) -> ClusterConfig:
-    """Returns the nodes of a run: node0, node1, ... as with `--local-nodes`, so that a replaced node keeps its name.
-
-    Args:
-        found: what the actors have said of their machines.
-        addresses: of their nodes.
-    """
-    local = all(address == LOOPBACK for address in addresses)
-    nodes = tuple(
-        NodeConfig(
-            name=f"node{number}",
-            address=address,
-            port=None if local else each["ports"][1],
-            cores=min(int(resources["CPU"]), each["cores"]),
-            gpus=(0,) if resources.get("GPU") else None,
-        )
-        for number, (each, address) in enumerate(zip(found, addresses, strict=True))
-    )
-    return ClusterConfig(nodes=nodes, timeout=request.timeout, encryption=request.encryption)
 
 
 def _first_line(error: Exception) -> str:
