@@ -70,7 +70,7 @@ test-loops: .venv/tested  ## the examples with Lightning, TorchRec, FuxiCTR and 
 	$(BIN)/python -m venv .venv-ray
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'), '$(CURDIR)', sep='\\n')" \
 	  > $$(.venv-ray/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/marius_oac.pth
-	.venv-ray/bin/pip install --quiet --disable-pip-version-check -c constraints.txt ray pandas
+	.venv-ray/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[default]' pandas
 	touch $@
 
 test-ray: .venv/tested  ## the tests of runs on Ray, in an environment of its own

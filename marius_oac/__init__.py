@@ -32,14 +32,14 @@ _HOMES = {
     "verify": "runs.verification",
 }
 
-_MODULES = ("ray",)
+_MODULES = {"ray": "training.on_ray"}
 
 __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
+        return import_module(f"{__name__}.{_MODULES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

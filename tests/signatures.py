@@ -24,6 +24,7 @@ from typing import Any
 from numba.core.registry import CPUDispatcher
 
 from marius_oac.kernels.ahead import RECORD
+from marius_oac.kernels.cpu import bfloat16_gemm
 from marius_oac.kernels.signatures import PACKAGE, attribute, text_of, types_of
 from tests.bits import CASES, HERE, Case, changed, train_all
 
@@ -31,6 +32,7 @@ _TEXT = {"train": "day_*.csv", "test": "test.csv", "label": "label", "numeric": 
          "multi_valued": [], "ignored": ["number"]}  # fmt: skip
 _NETWORK = {"model": {"batch_norm": True, "dropout": 0.2}, "training": {"optimizer": {"kind": "adam"}}}
 _IN_PARTS = {"training": {"epochs": 1, "batch_size": 4096}, "nodes": {"parts": 8}}
+_BFLOAT16 = {"compute": {"precision": "bfloat16"}}
 GROUPS = {
     "links": ["ComplEx, codex-s", "all candidates"],
     "clicks": ["DeepFM", "clicks as text"],
@@ -38,6 +40,7 @@ GROUPS = {
     "encoder": ["GraphSAGE and GAT"],
     "disk": ["on disk, COMET, then in memory", "clicks on disk"],
     "nodes": ["two nodes", "two nodes, links"],
+    "bfloat16": ["links, bfloat16 products", "clicks, bfloat16 products"],
 }
 """Configurations, by the group to which what they compile belongs, where no group before has it."""
 PROCESSES = 2
@@ -52,6 +55,8 @@ def cases() -> dict[str, Case]:
         Case("clicks as text", changed({**clicks, "data": _TEXT}, _NETWORK)),
         Case("clicks on disk", {**clicks, "storage": {"memory": 200_000, "page": 4096}}),
         Case("two nodes, links", {**links, **_IN_PARTS}, ("--local-nodes", "2")),
+        Case("links, bfloat16 products", changed(links, _BFLOAT16)),
+        Case("clicks, bfloat16 products", changed(clicks, _BFLOAT16)),
     ]
     return _BY_NAME | {case.name: case for case in more}
 
@@ -161,8 +166,8 @@ def lines(found: dict[str, set[str]], order: Sequence[str]) -> list[str]:
     made = []
     for call in order:
         groups = [group for group in GROUPS if call in found[group]]
-        if {"links", "clicks"}.intersection(groups):  # what runs on disk and over nodes compile anyway
-            groups = [group for group in groups if group not in ("disk", "nodes")]
+        if {"links", "clicks"}.intersection(groups):  # what all runs on edges or clicks compile anyway
+            groups = [group for group in groups if group not in ("disk", "nodes", "bfloat16")]
         made.append(f"{','.join(groups)} {call}")
     return made
 
@@ -173,6 +178,8 @@ def main() -> None:
     if parser.parse_args().measure:
         print(json.dumps(measured(json.load(sys.stdin))))
         return
+    if not bfloat16_gemm.is_there():
+        sys.exit("the record has kernels for AVX-512 BF16, which this processor has not: it can't be written here")
     with tempfile.TemporaryDirectory() as folder:
         found = {}
         for number, (group, names) in enumerate(GROUPS.items()):

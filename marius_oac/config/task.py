@@ -29,7 +29,12 @@ def build_config(
 
 def kernel_groups(config: TaskConfig, over_nodes: bool = False) -> tuple[str, ...]:
     """The groups of compiled kernels that a run uses (`kernels/signatures.txt`)."""
-    added = {"encoder": getattr(config, "encoder", None), "disk": config.storage.on_disk, "nodes": over_nodes}
+    added = {
+        "encoder": getattr(config, "encoder", None),
+        "disk": config.storage.on_disk,
+        "nodes": over_nodes,
+        "bfloat16": config.compute.precision == "bfloat16",
+    }
     return (config.kernels, *(group for group, used in added.items() if used))
 
 

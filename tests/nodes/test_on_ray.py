@@ -1,5 +1,6 @@
-"""Runs on Ray, in `.venv-ray` (`make test-ray`): an instance of the run's own, and a cluster that loses a node."""
+"""Runs on Ray, in `.venv-ray` (`make test-ray`): an instance of the run's own, and a cluster that loses nodes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,11 +14,13 @@ import pytest
 import yaml
 
 from marius_oac.runs.folder.folder import RunFolder
+from tests.ports import free_ports
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PATIENCE = 300
+SMALL = {"object_store_memory": 80 << 20}
 HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
 
 
@@ -44,6 +47,12 @@ def started(*words, **variables):
         [sys.executable, "-m", "marius_oac", *map(str, words)], env=environment, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
+
+
+def ray(*words):
+    command = [str(Path(sys.executable).parent / "ray"), *map(str, words)]
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def ended(process):
@@ -77,21 +86,46 @@ def nothing_left(processes):
 
 @pytest.fixture(scope="module")
 def trained(config, tmp_path_factory):
-    """The digests of a run on so many nodes of this machine, trained once."""
+    """The digests of an undisturbed run on nodes of this machine, trained once for each kind of run."""
     folder, found = tmp_path_factory.mktemp("trained"), {}
 
-    def digests_of(count):
-        if count not in found:
-            code, text = ended(started("train", config, "--out", folder / f"{count}", "--local-nodes", count))
+    def digests_of(count, *sets):
+        if sets not in found:
+            out = folder / str(len(found))
+            code, text = ended(started("train", config, "--out", out, "--local-nodes", count, *sets))
             assert code == 0, text
-            found[count] = digests(folder / f"{count}")
-        return found[count]
+            found[sets] = digests(out)
+        return found[sets]
 
     return digests_of
 
 
-def test_an_instance_of_its_own_is_stopped_and_goes_on_to_the_same_bits(config, tmp_path, trained):
-    """It listens on the loopback alone, says how it trains, and leaves a checkpoint and no process behind."""
+@pytest.fixture(scope="module")
+def cluster():
+    """Three nodes with a CPU each, beside the one that has none and the dashboard, where jobs are submitted."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        found = Cluster()
+        try:
+            (port,) = free_ports(1)
+            found.add_node(num_cpus=0, include_dashboard=True, dashboard_port=port, _system_config=HEALTH, **SMALL)
+            found.jobs = f"http://127.0.0.1:{port}"
+            for _ in range(3):
+                found.add_node(num_cpus=1, **SMALL)
+            found.wait_for_nodes()
+            yield found
+        finally:
+            found.shutdown()
+
+
+def a_trainer_s_node(cluster, number=-1):
+    return sorted(cluster.worker_nodes, key=lambda node: node.unique_id)[number]
+
+
+def test_an_instance_of_its_own_is_stopped_with_a_checkpoint(config, tmp_path):
+    """It listens on the loopback alone, and leaves no process behind."""
     run = started("train", config, "--out", tmp_path / "run", "--on", "ray", "--trainers", 2)
     until(lambda: checkpoints(tmp_path / "run"), run)
     there = descendants(run.pid)
@@ -108,31 +142,42 @@ def test_an_instance_of_its_own_is_stopped_and_goes_on_to_the_same_bits(config, 
     assert code == 130 and "go on with: marius-oac resume" in text and "Traceback" not in text
     assert nothing_left(there)
     assert (tmp_path / "run" / "saved.json").exists() or checkpoints(tmp_path / "run")
-    again = started("resume", tmp_path / "run", "--on", "ray", "--trainers", 2)
-    code, text = ended(again)
-    assert code == 0 and digests(tmp_path / "run") == trained(2), text
 
 
-def test_a_lost_node_is_replaced_and_the_bits_are_those_of_an_undisturbed_run(config, tmp_path, trained, monkeypatch):
-    from ray.cluster_utils import Cluster
+def test_a_lost_node_is_replaced_and_the_bits_are_those_of_an_undisturbed_run(config, cluster, tmp_path, trained):
+    words = ["train", config, "--out", tmp_path / "run", "--on", "ray", "--trainers", 3]
+    run = started(*words, RAY_ADDRESS=cluster.address)
+    until(lambda: checkpoints(tmp_path / "run"), run)
+    before = checkpoints(tmp_path / "run")[-1]
+    began = time.monotonic()
+    cluster.remove_node(a_trainer_s_node(cluster), allow_graceful=False)
+    cluster.add_node(num_cpus=1, **SMALL)
+    until(lambda: checkpoints(tmp_path / "run")[-1] > before, run)
+    print(f"seconds until the next checkpoint: {time.monotonic() - began:.1f}")
+    code, text = ended(run)
+    assert code == 0 and "started again (1), from the last checkpoint" in text, text
+    assert digests(tmp_path / "run") == trained(3)
 
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    cluster = Cluster()
-    try:
-        small = {"object_store_memory": 80 << 20}
-        cluster.add_node(num_cpus=0, include_dashboard=False, _system_config=HEALTH, **small)
-        first = [cluster.add_node(num_cpus=1, **small) for _ in range(3)]
-        cluster.wait_for_nodes()
-        words = ["train", config, "--out", tmp_path / "run", "--on", "ray", "--trainers", 3]
-        run = started(*words, RAY_ADDRESS=cluster.address)
-        until(lambda: checkpoints(tmp_path / "run"), run)
-        cluster.remove_node(first[1], allow_graceful=False)
-        cluster.add_node(num_cpus=1, **small)
-        code, text = ended(run)
-        assert code == 0 and "started again (1), from the last checkpoint" in text, text
-        assert digests(tmp_path / "run") == trained(3)
-    finally:
-        cluster.shutdown()
+
+def test_a_job_goes_on_with_fewer_is_stopped_and_goes_on_with_more_to_the_same_bits(config, cluster, tmp_path, trained):
+    """Of 2..3 trainers on three nodes, one of which is lost for good."""
+    run, parts = tmp_path / "run", ("--set", "nodes.parts=8")
+    words = ["--timeout", 5, "--on", "ray", "--trainers", "2..3"]
+    work = [sys.executable, "-m", "marius_oac", "train", config, "--out", run, *parts, *words]
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "RAY_JOB_STOP_WAIT_TIME_S": "60"}
+    given = ["--runtime-env-json", json.dumps({"env_vars": environment}), "--submission-id", "one"]
+    job = ray("job", "submit", "--address", cluster.jobs, *given, "--", *work)
+    until(lambda: checkpoints(run), job)
+    cluster.remove_node(a_trainer_s_node(cluster), allow_graceful=False)
+    until(lambda: list(run.glob("nodes/2-*/node0/checkpoints/0*")), job)
+    assert ended(ray("job", "stop", "--address", cluster.jobs, "one"))[0] == 0
+    text = ended(job)[1]
+    assert "no room for 3 trainers for 5 s; 2 are tried" in text and "stopped" in text.lower(), text
+    assert "go on with: marius-oac resume" in text and "Traceback" not in text, text
+    cluster.add_node(num_cpus=1, **SMALL)
+    code, text = ended(started("resume", run, *words, RAY_ADDRESS=cluster.address))
+    assert code == 0 and digests(run) == trained(2, *parts), text
+    assert max(run.glob("nodes/*/node0/saved.json"), key=lambda file: file.stat().st_mtime).parts[-3].startswith("3-")
 
 
 def test_a_killed_driver_leaves_nothing(config, tmp_path):
@@ -144,7 +189,7 @@ def test_a_killed_driver_leaves_nothing(config, tmp_path):
     assert nothing_left(there)
 
 
-def test_a_mistake_that_a_trainer_finds_is_one_line(config, tmp_path):
+def test_a_mistake_that_a_trainer_finds_is_one_line(config, cluster, tmp_path):
     words = ["train", config, "--out", tmp_path / "run", "--on", "ray", "--trainers", 2, "--set", "data.path=gone"]
-    code, text = ended(started(*words))
+    code, text = ended(started(*words, RAY_ADDRESS=cluster.address))
     assert code == 2 and "gone" in text and "started again" not in text and "Traceback" not in text

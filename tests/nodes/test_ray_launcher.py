@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import marius_oac
 from marius_oac.errors import InputError
 from marius_oac.nodes.launch.agent import LOST
 from marius_oac.nodes.launch.on_ray import driver
@@ -444,12 +443,3 @@ def test_the_job_is_plain_json(train, tmp_path, monkeypatch):
     job = json.loads(json.dumps(request.job))
     assert job["do"] == "train" and job["out"] == str(tmp_path / "run") and job["trace"] and "codex-s" in job["config"]
     assert "ray" not in sys.modules
-
-
-def test_it_is_imported_as_a_module(monkeypatch):
-    module = importlib.import_module("marius_oac.ray")
-    assert (
-        marius_oac.ray is module
-        and module.train.__module__ == "marius_oac.training.on_ray"
-        and "ray" not in sys.modules
-    )
