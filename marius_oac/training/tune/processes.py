@@ -109,8 +109,8 @@ class Processes:
         text = json.dumps(asdict(request) | {"cpus": sorted(request.cpus)})
         with open(self._folder.file(trial.number, "log"), "ab", opener=open_own) as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "marius_oac.training.tune.child", text], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True, env={**os.environ, PARENT: str(os.getpid())},
+                [sys.executable, "-P", "-m", "marius_oac.training.tune.child", text], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True, env={**os.environ, PARENT: str(os.getpid())},
             )  # fmt: skip
         self.running.append(Running(trial, process, slot, self._metric))
 
