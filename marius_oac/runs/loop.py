@@ -22,13 +22,11 @@ import psutil
 from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Interrupted
 from marius_oac.models.compute.multiply import kernels_of
 from marius_oac.pipeline.bound import bound
-from marius_oac.pipeline.setting import STAGES
 from marius_oac.runs.callbacks import NO_CALLBACKS, Callbacks
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.retention import START, read_saved
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.position import Position
-from marius_oac.runs.memory.plan import peak_rss
 from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress, first_loss, grown_loss
 from marius_oac.runs.session import Session, name_of_device
 from marius_oac.runs.sharded.scaling import TrainersChange
@@ -313,23 +311,11 @@ class TrainingLoop:
         """Logs the epoch before its checkpoint is saved, so that a resumed run has the line."""
         totals = self._of_all(self.position.epoch)
         line = {"kind": "epoch", "epoch": epoch, "batch": self.position.batch_index - 1}
-        run = {"training.seconds": self.position.total.seconds} | self._memory() | self._setting()
+        run = {"training.seconds": self.position.total.seconds} | self.session.of_process()
         line |= totals.metrics() | run | self.session.source.metrics() | self.session.task.summary()
         self.folder.metrics.add(line)
         loss, rate = totals.mean_loss(), totals.rate()
         progress.say(f"epoch {epoch + 1} of {len(self.schedule.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
-
-    def _setting(self) -> dict[str, int]:
-        """Batches in flight and threads of this process: of two runs with the same bits they may differ."""
-        setting = self.session.pipeline.setting
-        threads = {f"machine.workers.{stage}": setting.threads(stage) for stage in STAGES}
-        return {"machine.in_flight": setting.window} | threads
-
-    def _memory(self) -> dict[str, int]:
-        """Memory of this process in bytes: the most that it has held, and what was planned."""
-        plan = self.session.task.memory_plan
-        planned = {f"machine.planned_bytes.{place}": plan.total(place) for place in plan.places} if plan else {}
-        return {"memory.peak_rss_bytes": peak_rss()} | planned
 
     def _of_all(self, totals: Totals) -> Totals:
         """The totals of all processes."""
@@ -399,7 +385,7 @@ class TrainingLoop:
             progress.say("test")
             summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
         summary |= self.session.task.summary() | self.session.source.metrics()
-        summary |= self._memory() | self._setting()
+        summary |= self.session.of_process()
         if self.session.task.memory_plan:
             summary["machine.memory_plan"] = self.session.task.memory_plan.by_place()
         machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from marius_oac.pipeline.setting import STAGES, Setting
 from marius_oac.pipeline.stages import BatchResult
+from marius_oac.runs.memory.plan import MemoryPlan, peak_rss
 from marius_oac.runtime.console import NOTICES, say
 from marius_oac.runtime.progress import LINE_SECONDS as LINE_SECONDS
 from marius_oac.runtime.progress import make_bar
@@ -243,3 +245,15 @@ def grown_loss(first: float | None, heard: Sequence[tuple[float | None, float | 
     if first is None or last <= LARGEST_GROWTH * max(1.0, first):
         return None
     return f"the loss is {last:.3g}, and began with {first:.3g}"
+
+
+def setting_of(setting: Setting) -> dict[str, int]:
+    """Batches in flight and threads of a process, by name: of two runs with the same bits they may differ."""
+    threads = {f"machine.workers.{stage}": setting.threads(stage) for stage in STAGES}
+    return {"machine.in_flight": setting.window} | threads
+
+
+def memory_of(plan: MemoryPlan | None) -> dict[str, int]:
+    """Memory of this process in bytes, by name: the most that it has held, and what was planned."""
+    planned = {f"machine.planned_bytes.{place}": plan.total(place) for place in plan.places} if plan else {}
+    return {"memory.peak_rss_bytes": peak_rss()} | planned

@@ -19,6 +19,7 @@ from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.stages import BatchResult, Probe
+from marius_oac.runs.reporting import memory_of, setting_of
 from marius_oac.runs.task import Task
 from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.console import logger
@@ -124,6 +125,10 @@ class Session(Closable):
         """Metrics of the present parameters on a split; see `Task.evaluate`."""
         with self._beside_compute(), torch_threads(self.threads):
             return self.task.evaluate(self.parts, split, whole)
+
+    def of_process(self) -> dict[str, int]:
+        """Memory, batches in flight and threads of this process, by name."""
+        return memory_of(self.task.memory_plan) | setting_of(self.pipeline.setting)
 
     def before_epoch(self, epoch: int) -> dict[str, float] | None:
         """See `Task.before_epoch`."""

@@ -28,6 +28,18 @@ def waiting():
         process.kill()
 
 
+NAMED = "import ctypes; ctypes.CDLL(None).prctl(15, b'x) T (y', 0, 0, 0); " + WAITS  # PR_SET_NAME
+
+
+def test_a_name_is_not_taken_for_a_state():
+    with subprocess.Popen([sys.executable, "-S", "-c", NAMED], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert not is_stopped(process.pid)
+        stop(process)
+        assert is_stopped(process.pid)
+        process.kill()
+
+
 def stop(process):
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
