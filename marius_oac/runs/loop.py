@@ -186,10 +186,10 @@ class TrainingLoop:
             self._save()
 
     def _interrupted(self, number: int | None = None) -> Interrupted:
-        return Interrupted(
-            f"stopped at batch {self.position.batch_index:,}; go on with: marius-oac resume {self.folder.path}",
-            number or self._stops.first,
-        )
+        number = number or self._stops.first
+        self._stops.stopping(number)
+        where = f"stopped at batch {self.position.batch_index:,}"
+        return Interrupted(f"{where}; go on with: marius-oac resume {self.folder.path}", number)
 
     @contextmanager
     def _stopped_at_once(self) -> Iterator[None]:

@@ -76,6 +76,7 @@ class Requests:
         self.raised = self.at_once = False
         self._forced, self._count, self._last = forced, 0, (0, 0.0)
         self._reminds, self._timer = False, threading.Timer(0, lambda: None)
+        self._stopping = False
 
     @property
     def asked(self) -> bool:
@@ -99,8 +100,16 @@ class Requests:
             self.first = number
         return self._count
 
+    def stopping(self, number: int) -> None:
+        """Says that this process ends for a signal that another one had. Its own may come later, and interrupts nothing
+        then: not even what is still to be closed."""
+        if not self._count:
+            self.first, self._stopping = number, True
+
     def stop(self, number: int) -> None:
         """Raises StopSignal. A second request does not interrupt the clean-up of an error already raised."""
+        if self._stopping and self._count == 1:
+            return
         again = self._forced and self._count > 1
         if again:
             self._end_soon(number)

@@ -17,6 +17,7 @@ from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.session import Session
 from marius_oac.runtime.command import run_command
+from marius_oac.runtime.signals import Requests, StopSignal, stopped_by_signals
 from marius_oac.tasks.ctr import predict as ctr_predict
 from marius_oac.training import local as training
 from tests.click_logs import ctr_config, small_log
@@ -165,3 +166,40 @@ def test_distances_that_nobody_waits_for_any_more_are_not_computed(monkeypatch, 
         signal.signal(signal.SIGINT, before)
         cancelled.set()
     assert [future.cancelled() for future in futures] == [False] + 19 * [True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_after_another_process_has_told_of_it_interrupts_nothing(
+    graph, tmp_path, monkeypatch, capfd, number
+):
+    """As a shared evaluation tells of it, while this process closes what it has open."""
+
+    def evaluate(session, split, **options):
+        raise StopSignal(signal.SIGTERM)
+
+    def work():
+        try:
+            training.train(tiny_config(graph), tmp_path / "run")
+        finally:
+            os.kill(os.getpid(), number)
+            seen.append("closed")
+
+    seen = []
+    monkeypatch.setattr(Session, "evaluate", evaluate)
+    assert run_command("program", work) == 128 + signal.SIGTERM and seen == ["closed"]
+    assert "program: stopped at batch" in capfd.readouterr().err
+
+
+def test_a_second_signal_after_another_process_has_told_of_one_ends_the_command(monkeypatch):
+    ended = []
+    monkeypatch.setattr(Requests, "_end_soon", lambda requests, number: ended.append(number))
+    with pytest.raises(StopSignal), stopped_by_signals() as requests:
+        requests.stopping(signal.SIGTERM)
+        assert requests.first == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended == [signal.SIGTERM]
+    with pytest.raises(StopSignal), stopped_by_signals() as requests:
+        os.kill(os.getpid(), signal.SIGINT)
+    requests.stopping(signal.SIGTERM)
+    assert requests.first == signal.SIGINT
