@@ -10,6 +10,15 @@ class MariusOacError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as it is, for libraries that return the errors of other processes, such as Ray: `Exception` would
+        call `__init__` with the message alone."""
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[MariusOacError], args: tuple[Any, ...]) -> MariusOacError:
+    return kind.__new__(kind, *args)
+
 
 class InputError(MariusOacError):
     """The user's input (file, config key, argument) is wrong; nothing was written.

@@ -189,6 +189,30 @@ def test_a_killed_driver_leaves_nothing(config, tmp_path):
     assert nothing_left(there)
 
 
+def example(name, *arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "RAY_USAGE_STATS_ENABLED": "0"}
+    return subprocess.Popen(
+        [sys.executable, ROOT / "examples" / name, *arguments], env=environment | {"RAY_ADDRESS": "local"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def test_the_example_of_ray_train_goes_on_after_a_worker_is_killed(tmp_path):
+    run = example("ray_train.py", tmp_path)
+    until(lambda: list(tmp_path.glob("checkpoints/*/0*")), run)
+    workers = [each for each in descendants(run.pid) if "RayTrainWorker" in "".join(each.cmdline())]
+    workers[0].kill()
+    code, text = ended(run)
+    assert code == 0 and "epoch 3: loss" in text, text
+    assert {each.name for each in tmp_path.glob("checkpoints/*/0*")} == {"0000000200", "0000000300"}
+
+
+def test_the_example_of_ray_tune_gives_the_best_trial_and_its_run(tmp_path):
+    code, text = ended(example("ray_tune.py", tmp_path, "2"))
+    assert code == 0 and "MRR 0." in text, text
+    assert RunFolder.open(text.partition("its run: ")[2].splitlines()[0]).summary()["training.epochs"] == 4
+
+
 def test_a_mistake_that_a_trainer_finds_is_one_line(config, cluster, tmp_path):
     words = ["train", config, "--out", tmp_path / "run", "--on", "ray", "--trainers", 2, "--set", "data.path=gone"]
     code, text = ended(started(*words, RAY_ADDRESS=cluster.address))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.nodes.trainers import train_together
-from marius_oac.errors import InputError, MariusOacError
+from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import DRAW_EDGES, DrawnCandidates, _Ranking, evaluate
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
@@ -114,6 +114,16 @@ def test_a_mistake_that_one_finds_is_told_to_all(error, told):
 
     heard = errors_of(SERVER, make, type(error))
     assert [str(each) for each in heard] == [told, told, str(error), told]
+    assert {type(each) for each in heard} == {type(error)}
+
+
+def test_nobody_is_told_of_a_lost_process_which_all_will_miss(monkeypatch):
+    def make(among):
+        raise NodeLost("node1", "is silent")
+
+    monkeypatch.setattr(SharedEvaluation, "_round", lambda *said: pytest.fail("asked the others"))
+    with pytest.raises(NodeLost):
+        SharedEvaluation(ThreadGroup.members(1)[0], [True]).evaluate(make)
 
 
 def test_a_full_disk_is_told_when_all_have_sent(monkeypatch):
@@ -170,15 +180,26 @@ def test_ranks_are_those_of_one_process(trainers, drawn, count):
 
 def test_each_process_ranks_its_share(monkeypatch):
     scorer, edges, scored = make_scorer("dot", 2, 300, 1), make_edges(np.random.default_rng(0), 2000, 300), {}
-    real = _Ranking._count
+    real, pieces = _Ranking._count, []
 
     def count(self, tile, scores, block, progress):
         scored[self._among.rank] = scored.get(self._among.rank, 0) + len(tile.places) * len(block)
+        pieces.append(self._among)
         real(self, tile, scores, block, progress)
 
     monkeypatch.setattr(_Ranking, "_count", count)
     shared([True] * 4, lambda among: evaluate(scorer, edges, memory=1, among=among) and None)
     assert scored == dict.fromkeys(range(4), 2 * 2000 * 300 // 4)
+    counted = _Counted()
+    evaluate(scorer, edges, memory=1, among=counted)
+    assert counted.turns == pieces.count(counted) > 1
+
+
+class _Counted(Sharing):
+    turns = 0
+
+    def turn(self):
+        self.turns += 1
 
 
 class _Fake(ClickPredictor):
@@ -210,7 +231,9 @@ def test_metrics_of_clicks_are_those_of_one_process(monkeypatch, trains, by_mill
         fakes.append(_Fake(config, labels, probabilities))
         return clicks.evaluate_files(fakes[-1], files, by_million, among)
 
-    expected = make(UNSHARED)
+    counted = _Counted()
+    expected = make(counted)
+    assert counted.turns == 10
     assert len(expected.get("millions", ())) == (3 if by_million else 0)
     assert shared(trains, make) == [expected] * len(trains)
     most = -(-10 // sum(trains))  # of the ten blocks
