@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from marius_oac import __version__
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
+from marius_oac.cli.kuberay_arguments import add_kuberay, print_manifest
 from marius_oac.cli.machine_arguments import add_check, add_config, add_topology
 from marius_oac.cli.nodes_arguments import add_nodes, on_ray
 from marius_oac.cli.report_arguments import add_report, make_report
@@ -276,14 +277,15 @@ def _parser() -> Parser:
     add_config(command("config", _config, "List every key of the config and of nodes.yaml: default and meaning."))
     add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
     add_check(command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not."))
-    training = command(
-        "train", _train, "Train a graph's embeddings, classes of its nodes, or a model of clicks; evaluate."
-    )
+    training = command("train", _train, "Train a graph's embeddings, classes of its nodes, or a model of clicks.")
     resuming = command("resume", _resume, "Go on after Ctrl-C or a crash, or for more epochs.")
     _add_training(training, resuming)
     tuning = command("tune", _tune, "Search settings: trials chosen by Optuna, compared on valid, stopped early.")
     add_tune(tuning)
     _add_set(tuning)
+    kuberay = command("kuberay", print_manifest, "Print the manifest of a run as a job of Ray on Kubernetes.")
+    add_kuberay(kuberay)
+    _add_set(kuberay)
     attaching = command("attach", _attach, "Train in a run over nodes that dispatches batches; detach with Ctrl-C.")
     attaching.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `elastic_workers`")
     _add_set(attaching)
@@ -360,12 +362,8 @@ def _name(text: str) -> str:
 def _add_predict(parser: Parser) -> None:
     parser.add_argument("run", type=Path, help="folder of the run")
     _add_data(parser, "files of a click log: the probability of each example")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="with --data: the file to write, .parquet, .csv or .tsv, or .gz of the texts",
-    )
+    file = "with --data: the file to write, .parquet, .csv or .tsv, or .gz of the texts"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=file)
     parser.add_argument("--head", type=_name, help="name of the head, to rank tails")
     parser.add_argument("--relation", type=_name, help="name of the relation")
     parser.add_argument("--tail", type=_name, help="name of the tail, to rank heads")

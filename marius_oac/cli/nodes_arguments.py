@@ -35,7 +35,7 @@ def on_ray(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         InputError: an option is missing, or does not go with the others.
     """
-    given = {"trainers": _number(args.trainers), "restarts": args.restarts, "timeout": args.timeout}
+    given = {"trainers": number_of_trainers(args.trainers), "restarts": args.restarts, "timeout": args.timeout}
     given = {name: value for name, value in given.items() if value is not None}
     if args.encrypt:
         given["encryption"] = True
@@ -51,8 +51,8 @@ def on_ray(args: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def _number(text: str | None) -> int | tuple[int, int] | None:
-    """Reads `4` or `2..4`."""
+def number_of_trainers(text: str | None) -> int | tuple[int, int] | None:
+    """Reads `4` or `2..4`. Raises InputError for anything else."""
     try:
         numbers = [int(each) for each in text.split("..")] if text is not None else []
     except ValueError:
