@@ -78,13 +78,28 @@ test-ray: .venv/tested  ## the tests of runs on Ray, in an environment of its ow
 	  echo 'test-ray: SKIPPED, as Ray can not be installed here'; \
 	else .venv-ray/bin/python -m pytest -q -m slow tests/nodes/test_on_ray.py; fi
 
+# As `docs` in setup.cfg.
+.venv-docs/installed: .venv/tested constraints.txt
+	rm -rf .venv-docs
+	$(BIN)/python -m venv .venv-docs
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'), '$(CURDIR)', sep='\\n')" \
+	  > $$(.venv-docs/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/marius_oac.pth
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  ipykernel jupytext 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' nbclient rich
+	touch $@
+
+docs: .venv/tested  ## the site of the docs, in site, with its notebooks executed; any warning ends it
+	@if ! $(MAKE) --no-print-directory .venv-docs/installed; then \
+	  echo 'docs: SKIPPED, as what the site needs can not be installed here'; \
+	else .venv-docs/bin/python -m docs.making.notebooks && NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet; fi
+
 # The Triton of an older torch, for which kernels are compiled, too.
 .venv-triton/installed: .venv/tested
 	rm -rf .venv-triton
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv-triton triton==3.6.0
 	touch $@
 
-test-all: .venv/tested .venv-triton/installed test-dgl test-loops test-ray  ## the tests with the slow ones, and those that need dgl or other packages
+test-all: .venv/tested .venv-triton/installed test-dgl test-loops test-ray docs  ## the tests with the slow ones, and those that need dgl or other packages
 	$(PYTEST) -m 'slow or not slow'
 
 chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
@@ -109,7 +124,7 @@ lint: .venv/tested  ## style and types
 	$(BIN)/python -m mypy
 
 clean:  ## remove .venv and caches; runs stay
-	rm -rf .venv .venv-dgl .venv-loops .venv-ray .venv-triton build *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf .venv .venv-dgl .venv-docs .venv-loops .venv-ray .venv-triton build site *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-dgl test-loops test-ray test-all chaos fuzz mutants gpu-wheels wheel lint clean
+.PHONY: help setup train test test-dgl test-loops test-ray docs test-all chaos fuzz mutants gpu-wheels wheel lint clean

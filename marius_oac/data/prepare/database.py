@@ -117,5 +117,7 @@ def connect(
         "autoload_known_extensions": False,
     }
     connection = duckdb.connect(str(work / "work.duckdb"), config=settings)
-    connection.execute("SET enable_progress_bar = false")  # it would write to our output
+    # A bar would write to our output. In Jupyter without ipywidgets there is none, and to set it is an error.
+    if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() != [(False,)]:
+        connection.execute("SET enable_progress_bar = false")
     return connection
