@@ -1,35 +1,38 @@
 """AUC, log loss, normalised entropy and calibration of predicted probabilities, over any number of examples.
 
-The examples go to a database in a temporary folder ($TMPDIR), which sorts them by score and spills to disk, so memory
-is bounded. All metrics are computed from the numbers of positive and negative examples of each score. The counts of AUC
-are exact integers; losses and probabilities are rounded to multiples of 2**-40 before they are summed. So the metrics
-depend only on the set of examples, not on their order or on how they are divided into batches.
+An example is kept in 4 bytes, its score and its label. What memory does not hold is sorted and written to a file in the
+temporary folder ($TMPDIR) that has no name, and merged at the end. All metrics are computed from the numbers of
+positive and negative examples of each score. The counts of AUC are exact integers; losses and probabilities are rounded
+to multiples of 2**-40 before they are summed. So the metrics depend only on the set of examples, not on their order or
+on how they are divided into batches.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from contextlib import AbstractContextManager
+from io import FileIO
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from marius_oac.data.prepare.database import connect, query_errors
+from marius_oac.data.prepare.database import query_errors
 from marius_oac.errors import MariusOacError
 from marius_oac.runtime.closing import Closable
+from marius_oac.types import present
 
-MEMORY_LIMIT_BYTES = 256 << 20  # of DuckDB, which spills the rest to the temporary folder
+MEMORY_LIMIT_BYTES = 256 << 20  # of examples: half for those that are added, half for what is made of them
 LEAST_PROBABILITY = 2.0**-24
 """For the log loss, probabilities are clipped to at least this and at most 1 minus this, which is the largest float32
 below 1. So an example costs at most 24 ln 2 = 16.6."""
 
-INSERT_ROWS = 1 << 20
 STREAM_ROWS = 1 << 18
+_FIRST_ROWS = 1 << 16
+_ROW_BYTES = 4
 _UNIT = 2.0**-40
 
 
@@ -45,22 +48,20 @@ class ClickMetrics(Closable):
     """Computes metrics of labels and predictions. Use it as a context manager; one thread at a time.
 
     Args:
-        memory_limit: of the database, in bytes, at least 32 MiB. Its code and pending examples need more.
+        memory_limit: in bytes.
 
     Raises:
-        InputError: the disk of the temporary folder is full; also by `add` and `result`.
+        InputError: the disk of the temporary folder is full; by `add` and `result`.
     """
 
     def __init__(self, memory_limit: int = MEMORY_LIMIT_BYTES) -> None:
-        with ExitStack() as stack:
-            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marius-oac-scores-")))
-            with self._errors():
-                self._connection = connect(self._folder, memory_limit, most_threads=1)
-                stack.callback(self._connection.close)
-                self._connection.execute("CREATE TABLE examples (score UINTEGER, positive UTINYINT)")
-            self._stack = stack.pop_all()
-        self._scores, self._positive = np.empty(INSERT_ROWS, np.uint32), np.empty(INSERT_ROWS, np.uint8)
-        self._pending = self._added = 0
+        self._most = max(1, memory_limit // (2 * _ROW_BYTES))
+        self._pending = np.empty(min(_FIRST_ROWS, self._most), np.uint32)
+        """Twice the score's bits, which are in the order of the floats, and 1 more for a positive example."""
+        self._num_pending = self._added = 0
+        self._file: FileIO | None = None
+        self._runs: list[int] = []
+        """The numbers of examples that were sorted and written, one run behind the other."""
 
     def add(self, labels: np.ndarray, probabilities: np.ndarray) -> None:
         """Adds n examples. The arrays are copied.
@@ -81,16 +82,17 @@ class ClickMetrics(Closable):
             ~((probabilities >= 0) & (probabilities <= 1)), probabilities, "probability", "a number from 0 to 1"
         )
         self._refuse((labels != 0) & (labels != 1), labels, "label", "0 or 1")
-        scores = (probabilities + np.float32(0)).view(np.uint32)  # in the order of the floats; + 0 makes -0 a 0
+        packed = probabilities.view(np.uint32) << np.uint32(1)  # without the sign: -0 is 0
+        packed += labels.astype(np.uint32)
         start = 0
-        while start < scores.size:
-            size = min(scores.size - start, INSERT_ROWS - self._pending)
-            self._scores[self._pending : self._pending + size] = scores[start : start + size]
-            self._positive[self._pending : self._pending + size] = labels[start : start + size]
-            self._pending, start = self._pending + size, start + size
-            if self._pending == INSERT_ROWS:
-                self._insert()
-        self._added += scores.size
+        while start < packed.size:
+            if self._num_pending == self._most:
+                self._write_run()
+            size = min(packed.size - start, self._most - self._num_pending)
+            self._reserve(self._num_pending + size)
+            self._pending[self._num_pending : self._num_pending + size] = packed[start : start + size]
+            self._num_pending, start = self._num_pending + size, start + size
+        self._added += packed.size
 
     def result(self) -> dict[str, float]:
         """The metrics of all examples so far.
@@ -110,16 +112,16 @@ class ClickMetrics(Closable):
         """
         if not self._added:
             raise MariusOacError("no examples: there is nothing to evaluate")
-        self._insert()
         with self._errors():
             return metrics_of_counts(self._counts())
 
     def close(self) -> None:
-        """Removes the temporary folder."""
-        self._stack.close()
+        """Closes the file, if there is one."""
+        if self._file is not None:
+            self._file.close()
 
     def _errors(self) -> AbstractContextManager[None]:
-        return query_errors(self._folder, "$TMPDIR can name another folder")
+        return query_errors(tempfile.gettempdir(), "$TMPDIR can name another folder")
 
     def _refuse(self, wrong: np.ndarray, values: np.ndarray, what: str, must: str) -> None:
         if wrong.any():
@@ -127,26 +129,63 @@ class ClickMetrics(Closable):
             value = "NaN" if np.isnan(values[first]) else f"{values[first]:g}"
             raise MariusOacError(f"the {what} of example {self._added + first} (from 0) is {value}, not {must}")
 
-    def _insert(self) -> None:
-        if self._pending:
-            columns = [self._scores[: self._pending], self._positive[: self._pending]]
-            with self._errors():
-                self._connection.register("pending", pa.table(columns, names=["score", "positive"]))
-                self._connection.execute("INSERT INTO examples FROM pending")
-                self._connection.unregister("pending")
-            self._pending = 0
+    def _reserve(self, rows: int) -> None:
+        if rows > self._pending.size:
+            larger = np.empty(min(self._most, max(rows, 2 * self._pending.size)), np.uint32)
+            larger[: self._num_pending] = self._pending[: self._num_pending]
+            self._pending = larger
+
+    def _write_run(self) -> None:
+        with self._errors():
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see close
+            run = self._pending[: self._num_pending]
+            run.sort()
+            rest = run.data.cast("B")
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        self._runs.append(self._num_pending)
+        self._num_pending = 0
+
+    def _read(self, first: int, stop: int) -> np.ndarray:
+        """Examples that were written."""
+        found = os.pread(present(self._file).fileno(), (stop - first) * _ROW_BYTES, first * _ROW_BYTES)
+        if len(found) != (stop - first) * _ROW_BYTES:
+            raise MariusOacError(f"a temporary file in {tempfile.gettempdir()} has become shorter")
+        return np.frombuffer(found, np.uint32)
+
+    def _sorted(self) -> Iterator[np.ndarray]:
+        """All examples in ascending order, uint32 [n] at a time: of each run the next block is at hand, and what is not
+        above the last one of any block is complete."""
+        pending = self._pending[: self._num_pending]
+        pending.sort()
+        if not self._runs:
+            yield from (pending[i : i + STREAM_ROWS] for i in range(0, pending.size, STREAM_ROWS))
+            return
+        stops = np.cumsum(self._runs).tolist()
+        places = [stop - size for stop, size in zip(stops, self._runs, strict=True)]
+        blocks = [np.empty(0, np.uint32) for _ in stops]
+        while True:
+            for number, (place, stop) in enumerate(zip(places, stops, strict=True)):
+                if not blocks[number].size and place < stop:
+                    places[number] = min(stop, place + STREAM_ROWS)
+                    blocks[number] = self._read(place, places[number])
+            lasts = [each[-1] for each, place, stop in zip(blocks, places, stops, strict=True) if place < stop]
+            if not lasts:
+                break
+            bound = min(lasts)
+            cuts = [int(each.searchsorted(bound, "right")) for each in (*blocks, pending)]
+            yield _merged([each[:cut] for each, cut in zip((*blocks, pending), cuts, strict=True)])
+            *blocks, pending = (each[cut:] for each, cut in zip((*blocks, pending), cuts, strict=True))
+        yield _merged([*blocks, pending])
 
     def _counts(self) -> Iterator[Counts]:
-        """The counts of all scores in ascending order, at most STREAM_ROWS + 1 at a time."""
-        # Sorting the rows is twice as fast as GROUP BY if most scores are distinct.
-        reader = self._connection.sql("SELECT score, positive FROM examples ORDER BY score").to_arrow_reader(
-            STREAM_ROWS
-        )
-        last, positives, negatives = 0, 0, 0  # of the last score, which the next batch may continue
-        for batch in reader:
-            scores, positive = (column.to_numpy() for column in batch.columns)
-            if not scores.size:
+        """The counts of all scores in ascending order."""
+        last, positives, negatives = 0, 0, 0  # of the last score, which the next block may continue
+        for block in self._sorted():
+            if not block.size:
                 continue
+            scores, positive = block >> np.uint32(1), block & np.uint32(1)
             starts = np.concatenate(([0], np.flatnonzero(scores[1:] != scores[:-1]) + 1))
             values, sizes = scores[starts], np.diff(starts, append=scores.size)
             ones = np.add.reduceat(positive, starts, dtype=np.int64)
@@ -159,6 +198,12 @@ class ClickMetrics(Closable):
             last, positives, negatives = int(values[-1]), int(ones[-1]), int(zeros[-1])
             yield Counts(values[:-1].view(np.float32), ones[:-1], zeros[:-1])
         yield Counts(np.array([last], np.uint32).view(np.float32), np.array([positives]), np.array([negatives]))
+
+
+def _merged(parts: list[np.ndarray]) -> np.ndarray:
+    found = np.concatenate(parts)
+    found.sort()
+    return found
 
 
 def metrics_of_counts(blocks: Iterator[Counts]) -> dict[str, float]:

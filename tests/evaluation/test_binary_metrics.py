@@ -1,5 +1,6 @@
 """Metrics of clicks: against pairs and fractions, in any pieces and order, with ties, spilling, and bad input."""
 
+import io
 import math
 import os
 import tempfile
@@ -58,8 +59,9 @@ def test_against_the_naive_ones_in_any_pieces_and_order(pairs, data):
     order = data.draw(st.permutations(range(len(pairs))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(pairs)), max_size=4)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classification, "INSERT_ROWS", data.draw(st.integers(1, 70)))
-        again = metrics(labels[order], probabilities[order], *cuts)
+        patch.setattr(classification, "STREAM_ROWS", data.draw(st.integers(1, 20)))
+        patch.setattr(classification, "_FIRST_ROWS", 2)
+        again = metrics(labels[order], probabilities[order], *cuts, memory_limit=8 * data.draw(st.integers(1, 70)))
     assert str(again) == str(found)  # as text, since NaN is not NaN
 
 
@@ -83,22 +85,23 @@ def test_ties_go_on_from_block_to_block(distinct):
     assert found["calibration"] == pytest.approx(float(naive.calibration(labels, scores)), rel=1e-11)
 
 
-@pytest.mark.slow
-def test_spilling_changes_nothing(folder, monkeypatch):
+def test_what_memory_does_not_hold_is_merged_from_a_file(monkeypatch):
     rng = np.random.default_rng(5)
-    scores = rng.random(6_000_000, dtype=np.float32) ** 2
+    scores = rng.random(600_000, dtype=np.float32) ** 2
     labels = (rng.random(scores.size, dtype=np.float32) < scores).astype(np.float32)
-    spilled, counts = [], ClickMetrics._counts
-
-    def looking(self):
-        for block in counts(self):
-            spilled.append(sum(path.stat().st_size for path in folder.glob("*/spill/*")))
-            yield block
-
-    monkeypatch.setattr(ClickMetrics, "_counts", looking)
-    small = metrics(labels, scores, 123_456, 3_000_000, memory_limit=32 << 20)
-    assert max(spilled) > 1 << 20
-    assert small == metrics(labels, scores, memory_limit=2 << 30)
+    written, read = [], []
+    write, real = ClickMetrics._write_run, ClickMetrics._read
+    monkeypatch.setattr(classification, "STREAM_ROWS", 10_000)
+    monkeypatch.setattr(ClickMetrics, "_write_run", lambda self: (written.append(self._num_pending), write(self)))
+    monkeypatch.setattr(
+        ClickMetrics, "_read", lambda self, first, stop: (read.append(stop - first), real(self, first, stop))[1]
+    )
+    small = metrics(labels, scores, 12_345, 300_000, memory_limit=8 * 70_000)
+    assert written == [70_000] * 8 and read == [10_000] * 56
+    assert small == metrics(labels, scores) and len(written) == 8
+    with ClickMetrics(memory_limit=8 * 70_000) as found:
+        found.add(labels, scores)
+        assert found._pending.size == 70_000
     assert 0.7 < small["auc"] < 0.9 and small["calibration"] == pytest.approx(1, abs=0.01)
 
 
@@ -162,11 +165,30 @@ def test_no_examples_and_wrong_arrays():
                 found.add(np.asarray(labels), np.asarray(scores))
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(folder):
-    scores = np.random.default_rng(0).random(3_000_000, dtype=np.float32)
-    with ClickMetrics(memory_limit=32 << 20) as found:
-        found._connection.execute("SET max_temp_directory_size = '1MiB'")
-        with pytest.raises(InputError, match="the disk is full"):
-            found.add((scores < 0.5).astype(np.float32), scores)
+def test_a_full_disk_is_one_line(folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda buffering: open("/dev/full", "r+b", buffering))  # noqa: SIM115
+    scores = np.random.default_rng(0).random(3_000, dtype=np.float32)
+    with ClickMetrics(memory_limit=8000) as found, pytest.raises(InputError, match=f"{folder}: the disk is full"):
+        found.add((scores < 0.5).astype(np.float32), scores)
+
+
+def test_a_run_may_be_written_in_pieces(folder, monkeypatch):
+    class Slow(io.FileIO):
+        def write(self, data):
+            return super().write(data[:1000])
+
+    scores = np.random.default_rng(0).random(3_000, dtype=np.float32)
+    labels = (scores < 0.5).astype(np.float32)
+    expected = metrics(labels, scores)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda buffering: Slow(folder / "run", "w+"))
+    assert metrics(labels, scores, memory_limit=8000) == expected
+    (folder / "run").unlink()
+
+
+def test_a_file_that_was_cut_is_said_to_be():
+    scores = np.random.default_rng(0).random(3_000, dtype=np.float32)
+    with ClickMetrics(memory_limit=8000) as found:
+        found.add((scores < 0.5).astype(np.float32), scores)
+        os.ftruncate(found._file.fileno(), 4001)
+        with pytest.raises(MariusOacError, match="has become shorter"):
             found.result()
-        assert os.listdir(folder)
