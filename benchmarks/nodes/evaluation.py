@@ -18,6 +18,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def _clicks(folder: Path, work: list[int]) -> Evaluate:
     return lambda among: session.task.evaluate(session.parts, "test", True, among)
 
 
-def _measure(rank: int, count: int, port: int, graph: str, split: str, folder: str, answers: Any) -> None:
+def _measure(rank: int, count: int, port: int, graph: str, split: str, folder: str) -> dict[str, Any]:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     group, found = TorchGroup.from_environment(60.0), {}
@@ -96,26 +97,19 @@ def _measure(rank: int, count: int, port: int, graph: str, split: str, folder: s
             metrics = SharedEvaluation(group, [True] * count).evaluate(evaluate) if count > 1 else evaluate(UNSHARED)
             seconds = time.process_time() - began
         found[name] = {"work": work[0], "cpu": seconds, "metrics": {k: v for k, v in metrics.items() if k != "seconds"}}
-    answers.put((rank, found))
     group.barrier()
     group.close()
+    return found
 
 
 def measured(count: int, graph: Path, split: str, folder: Path) -> list[dict[str, Any]]:
     """What each of so many processes found."""
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    about = (count, port, str(graph), split, str(folder), answers)
-    processes = [context.Process(target=_measure, args=(rank, *about)) for rank in range(count)]
-    for each in processes:
-        each.start()
-    found = dict(answers.get() for _ in processes)
-    for each in processes:
-        each.join()
-    return [found[rank] for rank in range(count)]
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        about = (count, port, str(graph), split, str(folder))
+        return [each.result() for each in [pool.submit(_measure, rank, *about) for rank in range(count)]]
 
 
 def main() -> None:
