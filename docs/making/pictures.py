@@ -102,7 +102,7 @@ def overview() -> Drawing:
     for n in range(4):
         it.box(310 + 66 * n, 26, 58, 40, "d", f"batch {n + 1}")
     it.text(580, 51, "in flight together", "small")
-    it.text(425, 250, "the bits of one batch after the other, for any number of batches in flight", "middle strong")
+    it.text(455, 254, "the bits of one batch after the other, for any number of batches in flight", "middle strong")
     return it
 
 
