@@ -16,7 +16,7 @@ from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.cli.kuberay_arguments import add_kuberay, print_manifest
 from marius_oac.cli.machine_arguments import add_check, add_config, add_topology
 from marius_oac.cli.nodes_arguments import add_nodes, on_ray
-from marius_oac.cli.report_arguments import add_report, make_report
+from marius_oac.cli.report_arguments import add_report, add_watch, make_report, watch_run
 from marius_oac.cli.tune_arguments import add_tune
 from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
@@ -306,6 +306,7 @@ def _parser() -> Parser:
     comparing.add_argument("first", type=Path, help="folder of a run")
     comparing.add_argument("second", type=Path, help="folder of the other")
     add_report(command("report", make_report, "Make an HTML page of runs: curves, stages, what bound them, same bits?"))
+    add_watch(command("watch", watch_run, "Show a run while it trains, in the browser or (--text) in the terminal."))
     verifying = command("verify", _verify, "Read every byte of a run; is it as it was written? Exit code 2 if not.")
     verifying.add_argument("run", type=Path, help="folder of the run")
     _add_opening(commands.choices)

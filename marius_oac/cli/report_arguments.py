@@ -1,4 +1,4 @@
-"""`marius-oac report`: its arguments and its call."""
+"""`marius-oac report` and `watch`: their arguments and calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import webbrowser
 from pathlib import Path
 
+from marius_oac.errors import InputError
 from marius_oac.runtime.console import report
 from marius_oac.runtime.imports import imports
 
@@ -26,3 +27,24 @@ def make_report(args: argparse.Namespace) -> None:
     report(path)
     if args.open:
         webbrowser.open(path.absolute().as_uri())
+
+
+def add_watch(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `watch`."""
+    parser.add_argument("run", type=Path, help="folder of a run, which may train, stop and go on meanwhile")
+    parser.add_argument("--text", action="store_true", help="in the terminal, not in the browser")
+    parser.add_argument("--open", action="store_true", help="show it in the browser at once")
+    parser.add_argument("--port", type=int, default=0, help="of the page's address (default: any that is free)")
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="between looks (default: 10; with --text 2)")
+    parser.add_argument("--keep", action="store_true", help="go on when the run has ended, until Ctrl-C")
+
+
+def watch_run(args: argparse.Namespace) -> None:
+    """Shows a run while it trains."""
+    with imports():
+        from marius_oac.runs.watch.watch import Looks, watch
+
+    if args.text and (args.open or args.port):
+        raise InputError("is for the browser: leave out --text", "--open" if args.open else "--port")
+    every = (2.0 if args.text else 10.0) if args.every is None else args.every
+    watch(args.run, Looks(args.text, every, args.port, args.open, args.keep))

@@ -71,7 +71,7 @@ class MetricsFile:
             with disk_errors(self.path):
                 sync(self.path)
                 sync(self.path.parent)
-        while texts and batch_index is not None and not _is_kept(_parsed(texts[-1]), batch_index):
+        while texts and batch_index is not None and not _is_kept(parsed(texts[-1]), batch_index):
             texts.pop()
         return Prefix.of(texts)
 
@@ -82,7 +82,7 @@ class MetricsFile:
         if known is not None and Prefix.of([content[: known.bytes]]) != known:
             raise CheckpointError("is damaged: it is not what was written", self.path)
         for number, text in enumerate(texts, 1):
-            if _parsed(text) is None:
+            if parsed(text) is None:
                 raise CheckpointError("is damaged", f"{self.path}:{number}")
 
     def rewind(self, batch_index: int) -> Prefix:
@@ -95,7 +95,7 @@ class MetricsFile:
     def _sound(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         """The sound lines, as bytes and parsed."""
         for number, text in enumerate(self._texts(), 1):
-            line = _parsed(text)
+            line = parsed(text)
             if line is None:
                 logger.warning(f"{self.path}:{number}: is damaged; this line is left out")
             else:
@@ -112,8 +112,8 @@ class MetricsFile:
             raise CheckpointError(f"can't be read: {error.strerror}", self.path) from None
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    """A parsed line; None if it is damaged."""
+def parsed(text: bytes) -> dict[str, Any] | None:
+    """A line of the file, parsed; None if it is damaged."""
     try:
         parse_json(text, METRICS, _Line, nan=True)
         return json.loads(text)

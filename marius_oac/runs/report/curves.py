@@ -72,16 +72,33 @@ class Curve:
 
 def curve(run: int, course: Course, batches: Sequence[float], values: Sequence[float | None]) -> Curve:
     """A curve of values, None where there is none; means of neighbours where there are more than `MOST_POINTS`."""
-    places = np.array(batches, np.float64)
-    found = np.array([np.nan if value is None else value for value in values], np.float64)
-    found[np.abs(found) > LARGEST] = np.nan
-    sound = np.isfinite(found)
-    places, found = places[sound], found[sound]
+    sound, found = _sound(values)
+    places = np.array(batches, np.float64)[sound]
     if len(found) > MOST_POINTS:
-        cuts = np.linspace(0, len(found), MOST_POINTS + 1).astype(np.int64)
-        counts = np.diff(cuts)
-        places, found = places[cuts[1:] - 1], np.add.reduceat(found, cuts[:-1]) / counts
+        cuts = _cuts(len(found), MOST_POINTS)
+        places, found = places[cuts[1:] - 1], _means(found, cuts)
     return Curve(run, course, places, found)
+
+
+def thinned(values: Sequence[float | None], most: int) -> list[float]:
+    """The values that are numbers, or means of neighbours where there are more than `most`."""
+    found = _sound(values)[1]
+    return (_means(found, _cuts(len(found), most)) if len(found) > most else found).tolist()
+
+
+def _sound(values: Sequence[float | None]) -> tuple[np.ndarray, np.ndarray]:
+    """Where values are numbers that can be drawn, bool [n]; those, float64 [sound]."""
+    found = np.array([np.nan if value is None else value for value in values], np.float64)
+    sound = np.abs(found) <= LARGEST  # not NaN
+    return sound, found[sound]
+
+
+def _cuts(count: int, most: int) -> np.ndarray:
+    return np.linspace(0, count, most + 1).astype(np.int64)
+
+
+def _means(values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    return np.add.reduceat(values, cuts[:-1]) / np.diff(cuts)
 
 
 def binned(

@@ -25,6 +25,8 @@ from marius_oac.runtime.files.untrusted import Count, Described, typed
 
 MOST_BYTES = 256 << 20
 """Of `metrics.jsonl`: a line has a kilobyte or less."""
+READ = (ABOUT, CONFIG, METRICS, SUMMARY)
+"""The files of a run that are read."""
 MOST_NAMES = 1000
 """Of the values of a line."""
 
@@ -140,6 +142,54 @@ ORDER = ("plan", "settle", "fetch", "wait", "read", "upload", "validate", "compu
 """Stages, as a batch passes them."""
 
 
+class Lines:
+    """The lines of a run's `metrics.jsonl` by kind, checked as they are added.
+
+    Args:
+        where: the file, for messages.
+    """
+
+    def __init__(self, where: Path):
+        self._where = where
+        self.intervals: list[Interval] = []
+        self.epochs: list[Epoch] = []
+        self.evaluations: list[Evaluation] = []
+        self.modes: list[ModeChange] = []
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Adds a line; one of an unknown kind is left out. Raises CheckpointError if it is damaged."""
+        where, kind = self._where, line["kind"]
+        if kind == "interval":
+            found = _totals(line, where)
+            self._check_order(self.intervals[-1] if self.intervals else found, found)
+            self.intervals.append(found)
+        elif kind == "epoch":
+            epoch = Epoch(_totals(line, where), numbers(line))
+            self._check_order(self.epochs[-1].totals if self.epochs else epoch.totals, epoch.totals)
+            self.epochs.append(epoch)
+        elif kind == "evaluation":
+            self.evaluations.append(_evaluation(line, where))
+        elif kind == "mode":
+            self.modes.append(_mode(line, where))
+
+    def _check_order(self, sooner: Interval, later: Interval) -> None:
+        if later.batch < sooner.batch:
+            raise CheckpointError("is damaged: its batches are not in order", self._where)
+
+    def history(self, folder: RunFolder) -> History:
+        """The run in this folder with these lines, and those that will be added."""
+        name, summary = folder.path.resolve().name, folder.summary()
+        of_kinds = self.intervals, self.epochs, self.evaluations, self.modes
+        return History(folder.path, name, folder.config, summary, *of_kinds, folder.over_nodes)
+
+
+def open_run(path: Path) -> RunFolder:
+    """Opens the folder of a run, whose files are links to no other folder. Raises as `read_history`."""
+    for name in READ:
+        _check_inside(path, name)
+    return RunFolder.open(path)
+
+
 def read_history(path: Path) -> History:
     """Reads a run's folder; the run may be training.
 
@@ -147,28 +197,20 @@ def read_history(path: Path) -> History:
         CheckpointError: there is no run, or its files are damaged, too large, or links that lead out of it.
         ConfigError: its config.yaml is not the one that it was trained with.
     """
-    for name in (ABOUT, CONFIG, METRICS, SUMMARY):
-        _check_inside(path, name)
-    folder = RunFolder.open(path)
-    if os.path.exists(folder.metrics.path) and os.stat(folder.metrics.path).st_size > MOST_BYTES:
-        raise CheckpointError(f"is larger than the {MOST_BYTES >> 20} MiB that a report reads", folder.metrics.path)
-    lines = folder.metrics.lines()
+    folder = open_run(path)
     where = folder.metrics.path
-    found = History(
-        path,
-        path.resolve().name,
-        folder.config,
-        folder.summary(),
-        [_totals(line, where) for line in lines if line["kind"] == "interval"],
-        [Epoch(_totals(line, where), numbers(line)) for line in lines if line["kind"] == "epoch"],
-        [_evaluation(line, where) for line in lines if line["kind"] == "evaluation"],
-        [_mode(line, where) for line in lines if line["kind"] == "mode"],
-        folder.over_nodes,
-    )
-    for several in (found.intervals, [each.totals for each in found.epochs]):
-        if any(later.batch < sooner.batch for sooner, later in zip(several, several[1:], strict=False)):
-            raise CheckpointError("is damaged: its batches are not in order", where)
-    return found
+    if os.path.exists(where):
+        check_size(os.stat(where).st_size, where)
+    lines = Lines(where)
+    for line in folder.metrics.lines():
+        lines.add(line)
+    return lines.history(folder)
+
+
+def check_size(size: int, where: Path) -> None:
+    """Raises CheckpointError where `metrics.jsonl` has more bytes than are read."""
+    if size > MOST_BYTES:
+        raise CheckpointError(f"is larger than the {MOST_BYTES >> 20} MiB that a report reads", where)
 
 
 def _check_inside(folder: Path, name: str) -> None:

@@ -141,9 +141,9 @@ def learning(report: Report) -> Section | None:
     ]
     by_epoch = [{each.totals.epoch + 1: each.totals.loss for each in run.epochs} for run in report.runs]
     blocks += line_figure(report, "loss", "Loss", losses, epoch_table(report, "Mean loss by epoch", by_epoch))
-    for name in _drawn_metrics(report.runs):
+    for name in drawn_metrics(report.runs):
         found = [curve(number, courses[number], *_values(run, name)) for number, run in enumerate(report.runs)]
-        by_epoch = [{each.epoch + 1: each.values.get(name) for each in _valid(run)} for run in report.runs]
+        by_epoch = [{each.epoch + 1: each.values.get(name) for each in valid(run)} for run in report.runs]
         table = epoch_table(report, f"{name} by epoch", by_epoch)
         split = (
             "valid" if any(each.split == "valid" for run in report.runs for each in run.evaluations) else "progressive"
@@ -152,19 +152,21 @@ def learning(report: Report) -> Section | None:
     return Section("learning", "Loss and metrics", [], blocks) if blocks else None
 
 
-def _valid(run: History) -> list[Evaluation]:
+def valid(run: History) -> list[Evaluation]:
+    """The evaluations that are drawn: on valid, or else progressive ones."""
     splits = {each.split for each in run.evaluations}
     split = "valid" if "valid" in splits else "progressive"
     return [each for each in run.evaluations if each.split == split]
 
 
 def _values(run: History, name: str) -> tuple[list[float], list[float | None]]:
-    found = [each for each in _valid(run) if name in each.values]
+    found = [each for each in valid(run) if name in each.values]
     return [each.batch + 1 for each in found], [each.values[name] for each in found]
 
 
-def _drawn_metrics(runs: Sequence[History]) -> list[str]:
-    there = {name for run in runs for each in _valid(run) for name in each.values}
+def drawn_metrics(runs: Sequence[History]) -> list[str]:
+    """The names of the metrics that are drawn."""
+    there = {name for run in runs for each in valid(run) for name in each.values}
     own = [found[1] for run in runs for text in _own_metrics(run) if (found := own_file(text))]
     names = [name for name in dict.fromkeys((*HEADLINES, *own)) if name in there]
     return _with_one_mrr(names, there)[:_MOST_METRICS]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from marius_oac.runs.report.curves import AXES, Course, Curve, curve
+from marius_oac.runs.report.curves import Course, Curve, curve
 from marius_oac.runs.report.drawing import DASHES, Paint, colour, draw, name_at_ends, tidy
 from marius_oac.runs.report.parts import Figure, Report, Table, number_text
 
@@ -29,7 +29,7 @@ def line_figure(
     if not drawn:
         return []
     drawings = {}
-    for axis, label in AXES.items():
+    for axis, label in report.axes.items():
         points = [(each.run, found) for each in drawn if (found := each.points(axis)) is not None]
         if points:
             drawings[axis] = draw(f"{id}-{axis}", _lines(report, points, label, marks))

@@ -69,7 +69,7 @@ def render(report: Report) -> str:
         style=(here / "page.css").read_text("utf-8"),
         report=report,
         sections=sections,
-        axes=AXES,
+        every_axis=AXES,
         version=__version__,
     )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from marius_oac.runs.report.curves import AXES, Course, binned, curve
+from marius_oac.runs.report.curves import Course, binned, curve
 from marius_oac.runs.report.drawing import band, colour, draw, heat_map, tidy
 from marius_oac.runs.report.history import ORDER, History
 from marius_oac.runs.report.lines import line_figure
@@ -57,7 +57,7 @@ def _stages(report: Report, number: int, run: History, course: Course) -> list[F
     heights = spent / np.maximum(seconds, 1e-9)
     colours = [*(colour("stage", ORDER.index(name)) for name in named), *([colour("soft")] if rest else [])]
     drawings = {}
-    for axis, label in AXES.items():
+    for axis, label in report.axes.items():
         edges = course.at(axis, course.batches[cuts])
         if edges is None:
             continue
@@ -103,7 +103,7 @@ def _channels(report: Report, number: int, run: History, course: Course) -> list
         return []
     most = float(fill.max())
     drawings = {}
-    for axis, label in AXES.items():
+    for axis, label in report.axes.items():
         edges = course.at(axis, course.batches[cuts])
         if edges is None:
             continue
