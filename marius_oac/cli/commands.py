@@ -329,11 +329,11 @@ def _add_training(training: Parser, resuming: Parser) -> None:
 
 def _add_opening(commands: Mapping[str, Parser]) -> None:
     """The options of all commands that open a run."""
-    for name in ("resume", "attach", "eval", "predict", "export"):
+    for name in ("resume", "attach", "eval", "predict", "export", "report"):
         commands[name].add_argument(
             "--trust", action="store_true", help="run the run's own code, FILE.py, though you have not trained with it"
         )
-    for name in ("resume", "eval", "predict", "export", "compare"):
+    for name in ("resume", "eval", "predict", "export", "compare", "report"):
         _add_data_path(commands[name])
     result = "'best' (default: the run's result)"
     of_resume = "'best', or 'start', which removes all of them (default: the newest)"

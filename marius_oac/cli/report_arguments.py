@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import webbrowser
+from functools import partial
 from pathlib import Path
 
 from marius_oac.errors import InputError
@@ -16,6 +17,10 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run; several are compared")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: report.html in the first)")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument(
+        "--quality", action="store_true",
+        help="also open the models and measure them: MRR by relation and degree, calibration, a map of the embeddings",
+    )  # fmt: skip
 
 
 def make_report(args: argparse.Namespace) -> None:
@@ -23,7 +28,16 @@ def make_report(args: argparse.Namespace) -> None:
     with imports():
         from marius_oac.runs.report.page import write_report
 
-    path = write_report(args.runs, args.out)
+    opened = {"data_path": args.data_path, "trust": args.trust}
+    if not args.quality and any(opened.values()):
+        raise InputError("goes with --quality: without it no model is opened", "--data-path, --trust")
+    measure = None
+    if args.quality:
+        with imports():
+            from marius_oac.training.trained import quality_of_run
+
+        measure = partial(quality_of_run, **opened)
+    path = write_report(args.runs, args.out, measure)
     report(path)
     if args.open:
         webbrowser.open(path.absolute().as_uri())

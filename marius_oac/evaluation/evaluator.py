@@ -8,13 +8,16 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.splits import SPLITS, Split
 from marius_oac.errors import ConfigError
+from marius_oac.evaluation import quality
 from marius_oac.evaluation.filters import KnownAnswers
-from marius_oac.evaluation.link_prediction import DrawnCandidates, evaluate
+from marius_oac.evaluation.link_prediction import DrawnCandidates, evaluate, ranks
 from marius_oac.evaluation.own_metrics import Metric, ranking_metrics
+from marius_oac.evaluation.quality import Quality
 from marius_oac.evaluation.scores import LinkScorer
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.kernels.cpu.permutation import Permutation
 from marius_oac.models.link_prediction.decoders import make_decoder
+from marius_oac.storage.snapshots import RowArray
 
 
 def check_evaluation(config: Config, graph: Graph) -> dict[str, Metric]:
@@ -61,20 +64,46 @@ class Evaluator:
         """Metrics such as `filtered.mrr`; see `edges` and `Evaluation.as_dict`. Of several processes only the leading
         one gets them. Raises as `evaluate`."""
         config, edges = self._config.evaluation, self.edges(split, whole)
-        drawn = None
-        if config.candidates != "all":
-            train = self._graph.edges("train")
-            drawn = DrawnCandidates(config.candidates, train, self._config.seed, config.degree_fraction)
         known = self._known_answers(split, edges, whole) if config.filtered else None
-        found = evaluate(scorer, edges, known, drawn, config.memory, own=self._own, among=among)
+        found = evaluate(scorer, edges, known, self._drawn(), config.memory, own=self._own, among=among)
         return found.as_dict() if found else {}
+
+    def quality(self, scorer: LinkScorer, split: Split, table: RowArray) -> Quality:
+        """How well the edges of a split, or a sample of them, are ranked by relation and by degree of the answer, and
+        the entities' rows `table`, float32 [N, D], on a plane. Raises as `evaluate`."""
+        config, graph, seed = self._config.evaluation, self._graph, self._config.seed
+        whole = self.edges(split)
+        edges = np.ascontiguousarray(whole[quality.sample(len(whole), quality.MOST_EDGES, seed)])
+        known = self._answers_of(edges) if config.filtered else None
+        found = ranks(scorer, edges, known, self._drawn(), config.memory)
+        related = graph.num_relations > 1
+        return Quality(
+            split,
+            len(edges),
+            relations=quality.by_relation(found, edges[:, 1], graph.relation_names) if related else (),
+            degrees=quality.by_degree(
+                found, edges[:, [0, -1]].T, quality.degrees_of(graph.edges("train"), graph.num_nodes)
+            ),
+            plane=quality.plane(table, seed),
+        )
+
+    def _drawn(self) -> DrawnCandidates | None:
+        """The candidates that answers are ranked among; None: all entities."""
+        config = self._config.evaluation
+        if config.candidates == "all":
+            return None
+        train = self._graph.edges("train")
+        return DrawnCandidates(config.candidates, train, self._config.seed, config.degree_fraction)
+
+    def _answers_of(self, edges: np.ndarray) -> KnownAnswers:
+        relations = self._graph.num_relations * make_decoder(self._config.model).uses_relations
+        return KnownAnswers.build((self._graph.edges(name) for name in SPLITS), edges, relations)
 
     def _known_answers(self, split: Split, edges: np.ndarray, whole: bool) -> KnownAnswers:
         """The known answers of these edges. Those for evaluations between epochs are kept."""
         if not whole and self._known is not None:
             return self._known
         self._known = None  # frees memory for the new ones
-        relations = self._graph.num_relations * make_decoder(self._config.model).uses_relations
-        known = KnownAnswers.build((self._graph.edges(name) for name in SPLITS), edges, relations)
+        known = self._answers_of(edges)
         self._known = None if whole else known
         return known

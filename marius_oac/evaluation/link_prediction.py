@@ -115,6 +115,42 @@ def evaluate(
         ValueError: `known` is of another number of edges.
     """
     started = time.perf_counter()
+    num_candidates = drawn.count if drawn else scorer.entities.num_rows
+    counts = _counts(scorer, edges, known, drawn, memory, among)
+    if among.rank:
+        return None
+
+    def metrics(filtered: bool) -> SideMetrics:
+        heads, tails = (doubled_ranks(counts[side], filtered) for side in (Side.HEAD, Side.TAIL))
+        parts = (np.concatenate((heads, tails)), heads, tails)
+        return SideMetrics(*(RankingMetrics.of(ranks, filtered, num_candidates, hits, own) for ranks in parts))
+
+    filtered = None if known is None else metrics(True)
+    return Evaluation(metrics(False), filtered, len(edges), time.perf_counter() - started)
+
+
+def ranks(
+    scorer: LinkScorer,
+    edges: np.ndarray,
+    known: KnownAnswers | None = None,
+    drawn: DrawnCandidates | None = None,
+    memory: int = 256,
+) -> np.ndarray:
+    """The ranks of heads and tails, float64 [2, E], filtered where there are known answers; see `evaluate`, which has
+    the arguments and errors."""
+    counts = _counts(scorer, edges, known, drawn, memory, UNSHARED)
+    return np.stack([doubled_ranks(counts[side], known is not None) for side in (Side.HEAD, Side.TAIL)]) / 2
+
+
+def _counts(
+    scorer: LinkScorer,
+    edges: np.ndarray,
+    known: KnownAnswers | None,
+    drawn: DrawnCandidates | None,
+    memory: int,
+    among: Sharing,
+) -> np.ndarray:
+    """The counts of `_Ranking`, which are complete on the leading process; see `evaluate`."""
     if not len(edges):
         raise InputError("there are no edges to evaluate")
     if known is not None and known.num_queries != len(edges):
@@ -125,16 +161,7 @@ def evaluate(
     with torch.inference_mode(), Progress("ranking", "scores", scores, shown=among.rank == 0) as progress:
         ranking.against_drawn(drawn, progress) if drawn else ranking.against_all(progress)
         ranking.collect()
-    if among.rank:
-        return None
-
-    def metrics(filtered: bool) -> SideMetrics:
-        heads, tails = (doubled_ranks(ranking.counts[side], filtered) for side in (Side.HEAD, Side.TAIL))
-        parts = (np.concatenate((heads, tails)), heads, tails)
-        return SideMetrics(*(RankingMetrics.of(ranks, filtered, num_candidates, hits, own) for ranks in parts))
-
-    filtered = None if known is None else metrics(True)
-    return Evaluation(metrics(False), filtered, len(edges), time.perf_counter() - started)
+    return ranking.counts
 
 
 class _Tile:

@@ -22,6 +22,7 @@ from marius_oac.data.prepare.splits import Split, check_split
 from marius_oac.errors import InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.predict import Prediction
+from marius_oac.evaluation.quality import Quality
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
@@ -120,6 +121,11 @@ class TrainedRun(Closable):
         Raises:
             InputError: there is no such split or file, or an override of `key=value` is not possible.
         """
+
+    @abstractmethod
+    def quality(self) -> Quality:
+        """Measures parts of the test split, or of valid where there is none: what a report draws. Raises as
+        `evaluate`."""
 
     @classmethod
     @abstractmethod

@@ -8,6 +8,7 @@ from pathlib import Path
 from marius_oac.errors import InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.predict import Prediction
+from marius_oac.evaluation.quality import Quality
 from marius_oac.runs.compare import Comparison, compare
 from marius_oac.runs.export import export
 from marius_oac.runs.folder.folder import RunFolder
@@ -34,6 +35,13 @@ def evaluate_run(
     trained = entry_of(RunFolder.open(path).config).trained
     with trained.open(path, checkpoint, data_path=data_path, trust=trust) as model:
         return model.evaluate(data, overrides)
+
+
+def quality_of_run(path: str | Path, *, data_path: str | Path | None = None, trust: bool = False) -> Quality:
+    """Measures parts of the test split with a run's result, for a report. Raises as `evaluate_run`."""
+    trained = entry_of(RunFolder.open(path).config).trained
+    with trained.open(path, data_path=data_path, trust=trust) as model:
+        return model.quality()
 
 
 def predict_run(

@@ -10,10 +10,11 @@ import pytest
 
 from marius_oac.cli.commands import main
 from marius_oac.errors import InputError
+from marius_oac.evaluation.quality import Bin, Group, Plane, Quality
 from marius_oac.pipeline.bound import bound
 from marius_oac.pipeline.setting import Setting
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.report import curves, history
+from marius_oac.runs.report import curves, history, page
 from marius_oac.runs.report.comparison import bits, config_differences
 from marius_oac.runs.report.curves import Course, binned, curve
 from marius_oac.runs.report.details import nodes
@@ -22,6 +23,7 @@ from marius_oac.runs.report.history import read_history
 from marius_oac.runs.report.learning import what
 from marius_oac.runs.report.page import arranged, write_report
 from marius_oac.runs.report.parts import Figure, Report, Section, Table
+from marius_oac.runs.report.quality import quality
 from tests.graphs import tiny_config
 
 EVIL = "<script>alert(1)</script>&\"'$x^2$\u202e"
@@ -285,6 +287,30 @@ def test_nodes_and_changes_of_the_mode(graph, tmp_path):
     section = nodes(Report([read_history(path)]))
     totals, modes = section.blocks
     assert ["dense.syncs", "5"] in totals.rows and modes.rows == [["11", "gba", EVIL]]
+
+
+def test_what_was_measured_with_the_models(graph, tmp_path, monkeypatch):
+    groups = [Group(EVIL if number else "a`b", 30 - number, number / 30) for number in range(25)]
+    bins = [Bin(10, number / 20, number / 25) for number in range(20)]
+    found = Quality("test", 1234, groups, groups[:3], bins, Plane(np.eye(50, 2), (0.5, 0.25), 99))
+    paths = [made_up(tmp_path / name, graph) for name in "ab"]
+    runs = [read_history(path) for path in paths]
+    assert quality(Report(runs)) is None
+    section = quality(Report(runs, [found, Quality("", 0)]))
+    assert section.sentences == ["Run A: Measured on answers of 1,234 edges of `test`."]
+    relations, degrees, calibration, plane = section.blocks
+    assert "from 0 (a'b) to 0.8" in relations.words and "the 20 with the most answers of 25" in relations.words
+    assert len(relations.table.rows) == 25 and degrees.table.rows[1] == [EVIL, "0.03333", "29"]
+    assert (
+        "the mean prediction is 0.475, and 0.38 are clicks" in calibration.words and len(calibration.table.rows) == 20
+    )
+    assert "50 of 99 rows" in plane.words and plane.drawings[""]["wide"].count("<use") > 50
+    drawn = relations.drawings[""]["narrow"]
+    assert "&lt;script" in drawn and "<script" not in drawn and drawn.count("var(--stage-0)") == 20
+    measured = []
+    monkeypatch.setattr(page, "render", lambda report: str(report.qualities))
+    write_report(paths, tmp_path / "page.html", lambda path: measured.append(path) or found)
+    assert measured == paths and main(["report", str(paths[0]), "--trust"]) == 2
 
 
 def test_long_tables_of_curves_are_thinned_and_others_are_not():

@@ -1,13 +1,15 @@
 """The file of predictions: the suffix says what is written."""
 
 import gzip
+import json
 
 import numpy as np
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac import train
+from marius_oac import TrainedClickModel, train
+from marius_oac.tasks.ctr import trained
 from marius_oac.tasks.ctr.predict import write_predictions
 from tests.click_logs import ctr_config, small_log
 from tests.run_folders import says
@@ -56,3 +58,21 @@ def test_rows_are_counted_in_each_file(tmp_path):
     write_predictions(tmp_path / "x", tmp_path / "x.csv", [("a", 3), ("b", 3)], parts)
     lines = (tmp_path / "x").read_text().splitlines()
     assert lines[1:] == ["a,0,0.25", "a,1,0.25", "a,2,0.25", "b,0,0.25", "b,1,0.25", "b,2,0.25"]
+
+
+def test_calibration_is_of_the_examples_that_are_evaluated(clicks, monkeypatch):
+    run, log = clicks
+    with TrainedClickModel.open(run) as model:
+        assert model.quality().measured == 0
+        model.config = model.config.replace(f"data.test={json.dumps([str(log)])}", "evaluation.batch_size=20")
+        found, metrics = model.quality(), model.evaluate("test").values
+        parts = [(each.count, each.predicted, each.clicked) for each in found.bins]
+        counts, predicted, clicked = zip(*parts, strict=True)
+        assert found.split == "test" and found.measured == sum(counts) == metrics["examples"] == 70
+        ratio = np.average(predicted, weights=counts) / np.average(clicked, weights=counts)
+        assert ratio == pytest.approx(metrics["calibration"], rel=1e-5)
+        tables = [model.checkpoint.array(name, "values") for name in model.checkpoint.tables()]
+        assert found.plane.rows == max(map(len, tables))
+        monkeypatch.setattr(trained, "MOST_EXAMPLES", 1)
+        model.config = model.config.replace(f"data.test={json.dumps([str(log), str(log.parent / 'log.parquet')])}")
+        assert model.quality().measured == 70, "whole blocks, as many as are needed"

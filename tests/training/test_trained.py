@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 from marius_oac import TrainedModel, open_run
 from marius_oac.errors import CheckpointError, InputError
+from marius_oac.evaluation import quality
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.training import local as training
 from marius_oac.training.trained import export_run
@@ -26,6 +27,18 @@ def test_evaluating_gives_the_numbers_of_the_summary(finished):
     assert "filtered.mrr" not in model.evaluate("train", ["evaluation.filtered=false"]).values
     with pytest.raises(InputError, match=r"--set model.dimension=3: only keys of"):
         model.evaluate("test", ["model.dimension=3"])
+
+
+def test_the_parts_that_are_measured_make_up_the_whole(finished, monkeypatch):
+    model, summary = TrainedModel.open(finished), open_run(finished).summary
+    found = model.quality()
+    for groups in (found.relations, found.degrees):
+        counts, mrrs = zip(*((each.count, each.mrr) for each in groups), strict=True)
+        assert sum(counts) == 2 * found.measured == 2 * summary["test.edges"] and found.split == "test"
+        assert np.average(mrrs, weights=counts) == pytest.approx(summary["test.filtered.mrr"])
+    assert found.plane.rows == model.graph.num_nodes
+    monkeypatch.setattr(quality, "MOST_EDGES", 5)
+    assert model.quality().measured == 5
 
 
 def test_a_run_of_a_gpu_that_is_not_here_is_evaluated_asked_and_exported(finished, tmp_path, command):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 from marius_oac import __version__
 from marius_oac.errors import InputError
-from marius_oac.runs.report import details, learning, rows, space, speed
+from marius_oac.evaluation.quality import Quality
+from marius_oac.runs.report import details, learning, quality, rows, space, speed
 from marius_oac.runs.report.curves import AXES
 from marius_oac.runs.report.drawing import check_matplotlib
 from marius_oac.runs.report.history import read_history
@@ -22,8 +23,13 @@ MOST_RUNS = 8
 """In a report: as many colours are told apart."""
 
 
-def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+def write_report(
+    runs: Sequence[str | Path], out: str | Path | None = None, measure: Callable[[Path], Quality] | None = None
+) -> Path:
     """Writes a report of runs, `report.html` in the first one's folder or `out`; returns its path.
+
+    Args:
+        measure: opens the model of a run's folder and measures it; None: the report is of what the runs have recorded.
 
     Raises:
         InputError: there are too many runs, one of them is damaged, a library is missing, or the file can't be written.
@@ -37,7 +43,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     check_no_link(target)
     if target.is_dir():
         raise InputError("is a folder: name a file", target)
-    page = render(Report(histories))
+    page = render(Report(histories, [measure(path) for path in paths] if measure else ()))
     with disk_errors(target):
         make_folder(target.parent)
     write_atomically(target, page)
@@ -52,7 +58,7 @@ def render(report: Report) -> str:
     except ImportError:
         raise InputError("needs Jinja2: pip install 'marius-oac[report]'", "marius-oac report") from None
     made = (
-        learning.summary, learning.comparison, learning.learning, speed.speed, rows.rows, rows.disk,
+        learning.summary, learning.comparison, learning.learning, quality.quality, speed.speed, rows.rows, rows.disk,
         space.memory, details.nodes, details.everything,
     )  # fmt: skip
     sections = [arranged(section) for make in made if (section := make(report)) is not None]

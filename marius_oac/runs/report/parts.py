@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marius_oac.errors import size_text
+from marius_oac.evaluation.quality import Quality
 from marius_oac.runs.report.curves import AXES
 from marius_oac.runs.report.history import History
 
@@ -20,11 +21,13 @@ class Report:
     """The runs, which have letters, and what is said of them.
 
     Attributes:
+        qualities: of each run what was measured with its model; empty: nothing was.
         axes: the horizontal axes that figures are drawn on, of `AXES`.
         live: the seconds after which the page asks for a newer one, as the run goes on; None: it is a file.
     """
 
     runs: Sequence[History]
+    qualities: Sequence[Quality] = ()
     axes: Mapping[str, str] = field(default_factory=lambda: AXES)
     live: float | None = None
 

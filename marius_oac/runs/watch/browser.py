@@ -44,7 +44,7 @@ class LivePages:
         self._run.read()
         if self._made.get(axis, (-1, ""))[0] != self._run.version:
             before = time.process_time()
-            text = render(Report([self._run.history], {axis: AXES[axis]}, self._every))
+            text = render(Report([self._run.history], axes={axis: AXES[axis]}, live=self._every))
             self._made[axis] = self._run.version, text
             self._cost = time.process_time() - before
         self.shown_the_end = self._run.has_ended

@@ -21,6 +21,7 @@ from marius_oac.data.logs.tables import vocabulary_names
 from marius_oac.data.prepare.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
+from marius_oac.evaluation.quality import MOST_EXAMPLES, Quality, calibration, plane
 from marius_oac.models.compute.network_parameters import OPTIMIZER
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
@@ -32,6 +33,7 @@ from marius_oac.tasks.ctr.evaluate import evaluate_files
 from marius_oac.tasks.ctr.predict import check_suffix, write_predictions
 from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.tasks.trained import Exported, Question, TrainedRun
+from marius_oac.types import present
 
 
 class ClickMetrics(Metrics):
@@ -100,6 +102,27 @@ class TrainedClickModel(TrainedRun):
             values = evaluate_files(self._task.predictor(self._parts), files)
         what = data if isinstance(data, str) else ", ".join(data)
         return ClickMetrics(self.title(what), values)
+
+    def quality(self) -> Quality:
+        """The calibration of the first million examples, and a plane of the largest table's rows; see
+        `TrainedRun.quality`."""
+        split = "test" if self.config.data.test else "valid"
+        patterns = getattr(self.config.data, split)
+        tables = [self.checkpoint.array(name, "values") for name in self.checkpoint.tables()]
+        seen = plane(max(tables, key=len), self.config.seed) if tables else None
+        if not patterns:
+            return Quality("", 0, plane=seen)
+        files = scan_files(patterns, self.config.data)
+        predictor = self._task.predictor(self._parts)
+        blocks = predictor.cut(files)
+        before = np.cumsum([0, *(each.examples for each in blocks)])[:-1]
+        with torch_threads(num_threads(self.config)):
+            found = [
+                (present(examples.labels), probabilities)
+                for examples, probabilities in predictor.blocks(files, blocks[: (before < MOST_EXAMPLES).sum()], True)
+            ]
+        labels, probabilities = (np.concatenate(each) for each in zip(*found, strict=True))
+        return Quality(split, len(labels), bins=calibration(labels, probabilities), plane=seen)
 
     def predict_files(self, data: Sequence[str], out: str | Path | None = None) -> Path:
         """Writes the probability of a click for each example of files, which need no labels, to a new file: Parquet, or

@@ -11,11 +11,13 @@ import torch
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.evaluator import Evaluator
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.own_metrics import admit_metrics
 from marius_oac.evaluation.predict import Prediction, predict
+from marius_oac.evaluation.quality import Quality
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.models.compute.dense_moments import RELATIONS
 from marius_oac.models.compute.torch_state import torch_threads
@@ -87,6 +89,12 @@ class TrainedModel(TrainedOnGraph):
         with torch_threads(num_threads(config)):
             values = Evaluator(config, self.graph).evaluate(self.scorer, split, whole)
         return Metrics(self.title(split), values)
+
+    def quality(self) -> Quality:
+        """MRR by relation and degree on a sample of edges, and a plane of the entities; see `Evaluator.quality`."""
+        split: Split = "test" if self.graph.num_edges["test"] else "valid"
+        with torch_threads(num_threads(self.config)):
+            return Evaluator(self.config, self.graph).quality(self.scorer, split, self.entities)
 
     def predict(
         self,

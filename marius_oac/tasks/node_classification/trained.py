@@ -18,6 +18,7 @@ from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.own_metrics import admit_metrics, class_metrics_of
 from marius_oac.evaluation.predict import Prediction
+from marius_oac.evaluation.quality import Quality, plane
 from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runtime.files.untrusted import parse_json
@@ -87,6 +88,10 @@ class TrainedClassifier(TrainedOnGraph):
         own = class_metrics_of(self.config.evaluation.metrics, len(self.classes))
         values = measured(self.scores[labels.nodes[split]], labels.classes[split], own)
         return Metrics(self.title(split), values)
+
+    def quality(self) -> Quality:
+        """A plane of the nodes' scores of classes; see `TrainedRun.quality`."""
+        return Quality("", 0, plane=plane(cast(RowArray, self.scores), self.config.seed))
 
     def predict(self, node: str, top: int = 10) -> list[Prediction]:
         """Returns the likeliest classes of a node with their probabilities, best first.
