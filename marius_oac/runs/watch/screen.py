@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,11 +34,11 @@ def watch_in_terminal(run: LiveRun, every: float, keep: bool) -> None:
     except ImportError:
         raise InputError("needs rich: pip install 'marius-oac[report]'", "marius-oac watch --text") from None
     console = Console(highlight=False, markup=False, emoji=False)
-    view = Screen(run, console)
+    view, pause = Screen(run, console), threading.Event()  # which nobody sets
     with Live(view.now(), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         live.refresh()
         while keep or not run.has_ended:
-            time.sleep(every)
+            pause.wait(every)
             run.read()
             live.update(view.now(), refresh=True)
     if not console.is_terminal:
