@@ -1,6 +1,8 @@
 """What pages show can be run, and is what the code says."""
 
+import ast
 import re
+from importlib import import_module
 
 import pytest
 
@@ -80,3 +82,22 @@ def test_the_page_of_python_has_every_public_name():
     page = (DOCS / "reference" / "python.md").read_text("utf-8")
     named = set(re.findall(r"^::: \S+\.(\w+)$", page, flags=re.M)) | {"Config"}
     assert {*marius_oac.__all__, *mt.__all__} - named == set()
+
+
+def test_the_site_has_every_page():
+    nav = set(re.findall(r"([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), flags=re.M))
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    pages |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.md")}
+    pages |= {f"notebooks/{path.stem}.md" for path in (DOCS / "notebooks").glob("*.py")}
+    assert pages - nav == set()
+
+
+def test_what_the_site_takes_from_the_package_is_there():
+    hooks = ast.parse((DOCS / "making" / "hooks.py").read_text("utf-8"))
+    taken = [(node.module, each.name) for node in hooks.body if isinstance(node, ast.ImportFrom) for each in node.names
+             if node.module.startswith("marius_oac")]  # fmt: skip
+    assert taken and all(hasattr(import_module(module), name) for module, name in taken)
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
