@@ -22,7 +22,7 @@ PAGES = [
 ]
 
 GENERATED = {ROOT / "docs" / "reference" / name for name in ("commands.md", "datasets.md")}  # docs/making/hooks.py
-FILES = [path.relative_to(ROOT).as_posix() for folder in ("marius_oac", "tests", "benchmarks", "examples")
+FILES = [path.relative_to(ROOT).as_posix() for folder in ("marius_oac", "tests", "benchmarks", "examples", "docs")
          for path in (ROOT / folder).rglob("*.py")]  # fmt: skip
 
 
