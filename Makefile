@@ -88,10 +88,11 @@ test-ray: .venv/tested  ## the tests of runs on Ray, in an environment of its ow
 	  ipykernel jupytext 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' nbclient rich
 	touch $@
 
+# With mkdocs' --quiet warnings would not be counted, and end nothing.
 docs: .venv/tested  ## the site of the docs, in site, with its notebooks executed; any warning ends it
 	@if ! $(MAKE) --no-print-directory .venv-docs/installed; then \
 	  echo 'docs: SKIPPED, as what the site needs can not be installed here'; \
-	else .venv-docs/bin/python -m docs.making.notebooks && NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet; fi
+	else .venv-docs/bin/python -m docs.making.notebooks && NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict; fi
 
 # The Triton of an older torch, for which kernels are compiled, too.
 .venv-triton/installed: .venv/tested

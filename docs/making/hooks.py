@@ -119,7 +119,7 @@ def in_site(page: str, link: str, files: Files) -> str:
     outside = page in ROOT_PAGES or page.startswith("benchmarks/")
     target = posixpath.normpath(posixpath.join(folder if outside else posixpath.join("docs", folder), link))
     place = target.removeprefix("docs/")
-    if place.startswith("notebooks/"):
+    if place.startswith("notebooks/") and place.endswith(".py"):
         place = place.removesuffix(".py") + ".md"  # as it was executed
     if files.get_file_from_path(place) is None and files.get_file_from_path(f"{place}/README.md"):
         place += "/README.md"
