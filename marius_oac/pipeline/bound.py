@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from marius_oac.pipeline.setting import Setting
 
 _SATURATED = 0.7  # of the time; less is no bottleneck, more is never measured where stages take turns
+_SMALL = 1e-3  # seconds; a batch that computes for less is mostly what each batch costs, however small
 _LOOSENED = 2.0  # times as much of what is short: what a setting may bring at most
 
 
@@ -39,13 +40,20 @@ _HELP = {
 
 
 def bound(
-    stage_seconds: Mapping[str, float], seconds: float, setting: Setting, from_files: bool = False
+    stage_seconds: Mapping[str, float],
+    seconds: float,
+    setting: Setting,
+    from_files: bool = False,
+    batches: int = 0,
+    over_nodes: bool = False,
 ) -> Bound | None:
     """What bound a run of so many seconds.
 
     Args:
         stage_seconds: of each stage, over all its threads.
         setting: the threads of each stage.
+        batches: how many were trained; 0: unknown.
+        over_nodes: other processes train as well; validation waits for their updates.
         from_files: plans read the examples from the user's files; then they are `data`.
 
     Returns:
@@ -58,6 +66,12 @@ def bound(
     by, helps = _HELP[stage]
     if stage == "plan" and from_files:
         by, helps = "data", "`pipeline.workers.plan`, or files that are faster to read, such as Parquet"
+    each = stage_seconds.get("compute", 0.0) / max(batches, 1)
+    if stage == "compute" and batches and each < _SMALL:
+        helps = f"larger batches (`training.batch_size`), as one computes for {1e3 * each:.1f} ms"
+    waited = stage_seconds.get("validate", 0.0) / seconds
+    if over_nodes and stage == "compute" and shares[stage] >= _SATURATED and waited * 2 > shares[stage]:
+        return _by_others(waited)
     others = max((share for name, share in shares.items() if _HELP[name][0] != _HELP[stage][0]), default=0.0)
     if shares[stage] < _SATURATED:
         by, helps = "batches in flight", f"more than {setting.window} of them (`pipeline.in_flight`)"
@@ -66,6 +80,26 @@ def bound(
         times = min(_LOOSENED, max(1.0, 1 / max(others, 1 / _LOOSENED)))
     busy = f"{stage} was busy {min(1.0, shares[stage]):.0%} of the time"
     return Bound(by, times, f"bound by {by}: {busy}; up to {times:.1f} times as fast with {helps}")
+
+
+def _by_others(waited: float) -> Bound:
+    """What is said where a trainer waited for others most of the time, which `waited` is the part of."""
+    times = min(_LOOSENED, 1 / max(1 - waited, 1 / _LOOSENED))
+    line = f"bound by other trainers: validate waited for them {min(1.0, waited):.0%} of the time"
+    return Bound(
+        "other trainers", times, f"{line}; up to {times:.1f} times as fast with `nodes.mode: gba`, or faster nodes"
+    )
+
+
+def bound_by_evaluation(seconds: float, evaluation: float) -> Bound | None:
+    """What is said of a run whose evaluations between epochs took longer than its training, in seconds; None: they did
+    not."""
+    if evaluation <= seconds:
+        return None
+    times = (seconds + evaluation) / (seconds + evaluation / _LOOSENED)
+    took = f"it took {evaluation:,.1f} s beside {seconds:,.1f} s of training"
+    line = f"bound by evaluation: {took}; up to {times:.1f} times as fast with `evaluation.every` twice as large"
+    return Bound("evaluation", times, line)
 
 
 def _shares(stage_seconds: Mapping[str, float], seconds: float, setting: Setting) -> dict[str, float]:

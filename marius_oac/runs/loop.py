@@ -347,7 +347,10 @@ class TrainingLoop:
     def _say_what_bound_it(self, progress: TrainingProgress) -> None:
         """Of this process, and the numbers of threads with which it ends."""
         total, pipeline = self.position.total, self.session.pipeline
-        found = bound(total.stage_seconds, total.seconds, pipeline.setting, self.config.data_grows)
+        found = bound(
+            total.stage_seconds, total.seconds, pipeline.setting, self.config.data_grows, self.position.batch_index,
+            self.session.task.peers.over_nodes,
+        )  # fmt: skip
         if found:
             progress.say(found.line)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marius_oac.pipeline.bound import bound
+from marius_oac.pipeline.bound import bound, bound_by_evaluation
 from marius_oac.pipeline.setting import Setting
 
 COMPUTES = {"plan": 1.0, "read": 0.5, "validate": 2.0, "compute": 7.5, "write": 0.5}
@@ -24,6 +24,26 @@ def test_the_busiest_stage_is_named_with_what_helps(spent, setting, by, times, h
     found = bound(spent, 10.0, setting)
     assert found.by == by and found.times == pytest.approx(times, abs=0.06)
     assert found.line.startswith(f"bound by {by}: ") and helps in found.line and "\n" not in found.line
+
+
+def test_who_waits_for_other_trainers_is_told_so():
+    waits = STARVES | {"compute": 3.5, "validate": 6.0}
+    found = bound(waits, 10.0, Setting(4), over_nodes=True)
+    assert found.by == "other trainers" and found.times == 2.0 and "60% of the time" in found.line
+    assert bound(waits, 10.0, Setting(4)).by == "compute"
+    assert bound(waits | {"validate": 3.4, "compute": 6.0}, 10.0, Setting(4), over_nodes=True).by == "compute"
+    assert bound(waits | {"compute": 1.0, "validate": 4.0}, 10.0, Setting(4), over_nodes=True).by == "batches in flight"
+
+
+def test_small_batches_and_slow_evaluations_are_named():
+    found = bound(COMPUTES, 10.0, Setting(4), batches=10_000)
+    assert found.by == "compute" and "`training.batch_size`" in found.line and "for 0.8 ms" in found.line
+    for batches in (0, 1000):
+        assert "(`threads`)" in bound(COMPUTES, 10.0, Setting(4), batches=batches).line
+    assert "workers.read" in bound(STARVES | {"read": 9.0}, 10.0, Setting(4), batches=100_000).line
+    assert bound_by_evaluation(10.0, 10.0) is None
+    found = bound_by_evaluation(10.0, 30.0)
+    assert found.by == "evaluation" and found.times == pytest.approx(1.6) and "30.0 s beside 10.0 s" in found.line
 
 
 def test_plans_that_read_files_are_data_and_nothing_is_said_of_nothing():

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import CheckpointError, shown
-from marius_oac.pipeline.bound import Bound, bound
+from marius_oac.pipeline.bound import Bound, bound, bound_by_evaluation
 from marius_oac.pipeline.setting import STAGES, Setting
 from marius_oac.runs.folder.about import ABOUT
 from marius_oac.runs.folder.folder import CONFIG, SUMMARY, RunFolder
@@ -125,7 +125,12 @@ class History:
         setting = self._setting()
         if setting is None:
             return None
-        return bound(self.stage_seconds(), self.seconds, setting, self.config.data_grows)
+        return bound(self.stage_seconds(), self.seconds, setting, self.config.data_grows, self.batches, self.over_nodes)
+
+    def bound_by_evaluation(self) -> Bound | None:
+        """What is said where evaluations took longer than training; None: they did not, or it is unknown."""
+        spent = sum(max(0.0, each.values.get("seconds", 0.0)) for each in self.evaluations)
+        return bound_by_evaluation(self.seconds, spent)
 
     def _setting(self) -> Setting | None:
         last = self.epochs[-1].values if self.epochs else {}

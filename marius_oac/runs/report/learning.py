@@ -36,9 +36,9 @@ def summary(report: Report) -> Section:
     """What was trained, with which result, in what time, on which machine."""
     sentences = []
     for number, run in enumerate(report.runs):
-        found = run.bound()
         said = [f"{report.of(number)}{what(run)} {state(run)}"]
-        said += [f"{found.line[:1].upper()}{found.line[1:]}."] if found else []
+        found = [each for each in (run.bound_by_evaluation(), run.bound()) if each]
+        said += [f"{each.line[:1].upper()}{each.line[1:]}." for each in found]
         sentences += [" ".join(said)] if report.several else said
     if report.several:
         return Section("summary", "Summary", sentences, [_table_of_runs(report)])
