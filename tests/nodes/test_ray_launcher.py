@@ -16,6 +16,7 @@ import pytest
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.launch.agent import LOST
+from marius_oac.nodes.launch.on_ray import cluster as on_ray_cluster
 from marius_oac.nodes.launch.on_ray import driver
 from marius_oac.nodes.launch.on_ray.actor import TrainerActor, free_ports
 from marius_oac.nodes.launch.on_ray.cluster import running
@@ -191,6 +192,44 @@ def test_a_cluster_that_another_user_or_a_pipe_names_is_passed_over(tmp_path, mo
     note.unlink()
     os.mkfifo(note)
     assert running() is None
+
+
+@pytest.mark.parametrize(
+    "given, mode",
+    [
+        ({}, None),
+        ({"token": True}, "token"),
+        ({"RAY_AUTH_TOKEN": "secret"}, "token"),
+        ({"RAY_AUTH_TOKEN_PATH": "/token"}, "token"),
+        ({"token": True, "RAY_AUTH_MODE": "disabled"}, "disabled"),
+        ({"token": True, "RAY_ADDRESS": "elsewhere:1"}, None),
+    ],
+)
+def test_a_cluster_of_ray_start_is_given_the_token_that_this_user_has(tmp_path, monkeypatch, given, mode):
+    """And a cluster elsewhere is not."""
+    seen = []
+
+    def init(**options):
+        seen.append((options["address"], os.environ.get("RAY_AUTH_MODE")))
+        raise ConnectionError("no")
+
+    errors = SimpleNamespace(RayError=KeyError)
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None, exceptions=errors)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if given.get("token"):
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").touch()
+    for name in given.keys() - {"token"}:
+        monkeypatch.setenv(name, given[name])
+    monkeypatch.setattr(on_ray_cluster, "running", lambda: "here:1")
+    with pytest.raises(InputError) as caught, on_ray_cluster.cluster(2):
+        pass
+    assert seen == [(given.get("RAY_ADDRESS", "here:1"), mode)]
+    assert ("RAY_AUTH_MODE=token" in str(caught.value)) == (mode is None)
+    assert os.environ.get("RAY_AUTH_MODE") == given.get("RAY_AUTH_MODE")
 
 
 def test_who_uses_a_folder_is_killed_when_the_block_ends(tmp_path):

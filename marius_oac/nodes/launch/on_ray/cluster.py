@@ -43,8 +43,11 @@ def cluster(trainers: int) -> Iterator[ModuleType]:
     Raises:
         InputError: Ray is not installed, or nothing answers at RAY_ADDRESS.
     """
-    address = os.environ.get("RAY_ADDRESS") or running()
+    named = os.environ.get("RAY_ADDRESS")
+    address = named or running()
     own = {} if address else _OURS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if address and not named and asks_for_token():
+        own = {"RAY_AUTH_MODE": "token"}
     with variables(own):  # Ray reads some of them when it is imported
         try:
             import ray
@@ -75,13 +78,21 @@ def running() -> str | None:
     return address
 
 
+def asks_for_token() -> bool:
+    """Whether this user's own clusters ask for a token, as those of `ray start` do where there is one. Ray looks for it
+    only if it looks for the address, too. A cluster that does not ask takes one as well."""
+    there = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    return "RAY_AUTH_MODE" not in os.environ and (there or (Path.home() / ".ray" / "auth_token").exists())
+
+
 @contextmanager
 def _connection(ray: ModuleType, address: str) -> Iterator[None]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         why = " ".join(str(error).split())[:200]
-        raise InputError(f"no Ray cluster answers at {address}: {why}", "RAY_ADDRESS") from None
+        token = "" if "RAY_AUTH_MODE" in os.environ else "; does it ask for a token? RAY_AUTH_MODE=token"
+        raise InputError(f"no Ray cluster answers at {address}: {why}{token}", "RAY_ADDRESS") from None
     try:
         yield
     finally:
