@@ -45,7 +45,8 @@ run = marius_oac.train(config, "runs/clicks")
 
 # %%
 lines = [json.loads(line) for line in Path("runs/clicks/metrics.jsonl").read_text().splitlines()]
-auc = [line["auc"] for line in lines if line["kind"] == "valid"]
+auc = [line["auc"] for line in lines if line["kind"] == "evaluation"]
+assert len(auc) == 3
 figure, axis = plt.subplots()
 axis.plot(range(1, len(auc) + 1), auc, marker="o")
 axis.set(xlabel="epoch", ylabel="validation AUC")

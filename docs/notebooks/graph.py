@@ -36,7 +36,8 @@ run = marius_oac.train(config, "runs/graph")
 # %%
 lines = [json.loads(line) for line in Path("runs/graph/metrics.jsonl").read_text().splitlines()]
 loss = [line["loss"] for line in lines if line["kind"] == "epoch"]
-mrr = [line["filtered.mrr"] for line in lines if line["kind"] == "valid"]
+mrr = [line["filtered.mrr"] for line in lines if line["kind"] == "evaluation"]
+assert len(loss) == len(mrr) == 8
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
 left.plot(range(1, len(loss) + 1), loss, marker="o")
 left.set(xlabel="epoch", ylabel="training loss")

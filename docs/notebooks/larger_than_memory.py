@@ -32,6 +32,7 @@ losses = {}
 for name, run in runs.items():
     lines = [json.loads(line) for line in Path(run.path, "metrics.jsonl").read_text().splitlines()]
     losses[name] = [line["loss"] for line in lines if line["kind"] == "interval"]
+assert len(losses["memory"]) > 10
 print(losses["memory"] == losses["1 MiB"])
 
 # %%
