@@ -88,7 +88,8 @@ def what(run: History) -> str:
     files = data.get("train") or []
     graph = data.get("path")
     on = f" on {Path(graph).name}" if graph else f" on {len(files):,} file{'s' * (len(files) > 1)}" if files else ""
-    nodes = ", over several trainers" if run.over_nodes else ""
+    together = (config.get("nodes") or {}).get("mode")
+    nodes = f", over several trainers in mode `{together}`" if run.over_nodes else ""
     size = training.get("batch_size")
     batches = f" in batches of {size:,}" if isinstance(size, int) else ""
     return f"`{kind}`{of}{encoder}{on}{batches}, mode `{config['pipeline']['mode']}`{nodes}."
