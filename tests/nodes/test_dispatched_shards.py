@@ -258,6 +258,26 @@ def test_a_trainer_that_pulls_and_never_pushes_fills_no_memory():
     assert tell(world.nodes[0], 0, world.pull(6, 0).frames())
 
 
+def test_who_has_pushed_a_batch_or_comes_again_may_pull_more():
+    world = World(make_mode("async", 2, 2, 1), 2, 0, 90, 1, 1, 2, 0)
+    (node,) = world.nodes
+    for number in range(6):
+        tell(node, 1, world.pull(number, 0).frames())
+    for number in range(3):
+        gradients = [np.ones((rows.size, DIMENSION), np.float32) for rows in world.pull(number, 0).asked]
+        dense = np.zeros(node._slice.values().size + 1, np.float32)
+        tell(node, 1, Push(number, [*gradients, dense], token=number).frames())
+        tell(node, 1, world.pull(6 + number, 0).frames())
+        with pytest.raises(Malformed, match="too far ahead"):
+            tell(node, 1, world.pull(20 + number, 0).frames())
+    node.gone(1)
+    assert node._begun[1] == 0 == len(node._pulls)
+    for number in range(20, 26):
+        tell(node, 1, world.pull(number, 0).frames())
+    with pytest.raises(Malformed, match="too far ahead"):
+        tell(node, 1, world.pull(26, 0).frames())
+
+
 def test_dense_parameters_are_not_told_where_there_are_none():
     world = World(make_mode("async", 1, 1, 1), 1, 0, 3, 1, 1, 1, 0, dense=False)
     with pytest.raises(Malformed):

@@ -285,6 +285,27 @@ def test_a_trainer_that_pulls_and_never_pushes_fills_no_memory(lockstep):
         tell(shard, 0, framed(Kind.PULL, 2**41, ask([5])))
 
 
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("share", [1.0, 0.0])
+def test_who_has_pushed_a_batch_may_pull_one_more(lockstep, share):
+    shard, gradient = Shard([keyed()], 2, lockstep, ahead=3), np.ones((1, DIMENSION), np.float32)
+    for batch in range(3):
+        for trainer in range(2):
+            tell(shard, trainer, framed(Kind.PULL, batch, ask([5])))
+    for batch in range(9):
+        for trainer in range(2):
+            with pytest.raises(Malformed, match="too far ahead"):
+                tell(shard, trainer, framed(Kind.PULL, batch + 3, ask([5])))
+            out = tell(shard, trainer, framed(Kind.PUSH, batch, [gradient], share=share or float(trainer)))
+            assert len(out) == (2 * trainer if lockstep else 1)
+            if not lockstep:
+                tell(shard, trainer, framed(Kind.PULL, batch + 3, ask([5])))
+        if lockstep:
+            for trainer in range(2):
+                tell(shard, trainer, framed(Kind.PULL, batch + 3, ask([5])))
+    assert not shard._pushed and sum(shard._begun.values()) == len(shard._pulls) == 6
+
+
 def test_a_look_up_changes_nothing():
     table = keyed()
     shard = Shard([table], 1)

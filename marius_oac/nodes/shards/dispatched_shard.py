@@ -122,7 +122,7 @@ class DispatchedShard(Shard):
     def gone(self, peer: int) -> list[Out]:
         """See `Shard.gone`; also forgets the worker's pulls."""
         for place in [each for each in self._pulls if each[0] == peer]:
-            del self._pulls[place]
+            self._taken(place)
         return self.dispatch_server.gone(peer) if self.dispatch_server else []
 
     def refuse(self, batches: Sequence[int]) -> tuple[list[bool], int]:
@@ -157,9 +157,10 @@ class DispatchedShard(Shard):
     def _pull(self, peer: int, message: messages.Pull) -> list[Out]:
         if (peer, message.batch_index) in self._pulls:
             raise Malformed(f"batch {message.batch_index} is pulled again")
-        if sum(each == peer for each, _ in self._pulls) >= self._ahead:
+        if self._begun[peer] >= self._ahead:
             raise Malformed("a batch that is too far ahead is pulled")
         rows = self._served(peer, message.batch_index, self._asked(message.asked))
+        self._begun[peer] += 1
         dense = [] if self._slice is None else [self._slice.values().copy()]
         return [(peer, messages.Rows(rows.batch_index, [*rows.values, *dense], rows.final, rows.stop_at))]
 
@@ -175,7 +176,7 @@ class DispatchedShard(Shard):
             if not (epoch >= 0 and epoch.is_integer()):
                 raise Malformed("an epoch that is not a number from 0 on")
         gradients = self._gradients(pull, frames)
-        del self._pulls[peer, message.batch_index]
+        self._taken((peer, message.batch_index))
         if peer >= self._trainers and self._dense.settled(message.batch_index):
             return []  # this elastic worker counts as lost and its batches are refused
         about = message.batch_index, message.token

@@ -24,6 +24,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,6 +118,10 @@ class Shard:
         self._waiting: dict[int, Asked] = {}
         self._pulls: dict[tuple[int, int], _Pull] = {}
         self._pushes: dict[tuple[int, int], _Push] = {}
+        self._begun: Counter[int] = Counter()
+        """Of each trainer the pulls that wait or are served, and not pushed and applied."""
+        self._pushed: Counter[int] = Counter()
+        """Of each batch of lockstep the pushes."""
 
     def gone(self, peer: int) -> list[Out]:
         """Returns the messages to send when an elastic worker is gone."""
@@ -152,10 +157,10 @@ class Shard:
         known = (peer, message.batch_index) in self._pulls or number in self._waiting
         if known or (self._lockstep and number < self._settled):
             raise Malformed(f"batch {message.batch_index} is pulled again")
-        begun = [each for each, _ in self._pulls] + [each % self._trainers for each in self._waiting]
-        if begun.count(peer) >= self._ahead or message.batch_index > MAX_TIMESTAMP:
+        if self._begun[peer] >= self._ahead or message.batch_index > MAX_TIMESTAMP:
             raise Malformed("a batch that is too far ahead is pulled")
         asked = self._asked(message.asked)
+        self._begun[peer] += 1
         self._last_pulled = max(self._last_pulled, message.batch_index)
         if not self._lockstep:
             return [(peer, self._served(peer, message.batch_index, asked))]
@@ -200,14 +205,22 @@ class Shard:
             if message.share:
                 self._apply([place], message.batch_index, [1.0])
             else:  # the example is another trainer's, see `RankSlice`
-                del self._pulls[place], self._pushes[place]
+                self._taken(place)
+                del self._pushes[place]
             if message.stop_at < NEVER_STOP:  # no trainer is further than that ahead of the last batch pulled
                 self._stop_at = min(self._stop_at, self._last_pulled + message.stop_at - message.batch_index)
             return [(peer, messages.Applied(message.batch_index, self._stop_at))]
+        self._pushed[message.batch_index] += 1
         out = []
-        while all((trainer, self.applied + 1) in self._pushes for trainer in range(self._trainers)):
+        while self._pushed[self.applied + 1] == self._trainers:
+            del self._pushed[self.applied + 1]
             out += self._apply_all()
         return out
+
+    def _taken(self, place: tuple[int, int]) -> _Pull:
+        """Returns a pull, which is over."""
+        self._begun[place[0]] -= 1
+        return self._pulls.pop(place)
 
     def _parsed(self, peer: int, message: messages.Push, pull: _Pull) -> _Push:
         if self._blocks is None:
@@ -259,7 +272,7 @@ class Shard:
         return messages.Patch(batch_index + 1, arrays, self._stop_at)
 
     def _apply(self, places: list[tuple[int, int]], timestamp: int, shares: list[float]) -> None:
-        pulls, pushes = [self._pulls.pop(place) for place in places], [self._pushes.pop(place) for place in places]
+        pulls, pushes = [self._taken(place) for place in places], [self._pushes.pop(place) for place in places]
         if self._blocks is not None:
             self._apply_blocks(pulls, pushes, timestamp)
             return
