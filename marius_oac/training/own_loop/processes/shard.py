@@ -127,7 +127,8 @@ class LoopShard(Shard):
         for table, steps in zip(self.tables, every, strict=True):
             _check_alike(table.table.name, timestamp, steps)
         for place in places:
-            del self._pulls[place], self._pushes[place]
+            self._taken(place)
+            del self._pushes[place]
         for number, (table, steps) in enumerate(zip(self.tables, every, strict=True)):
             if not steps[0].number:
                 continue

@@ -7,9 +7,10 @@ import pytest
 
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
-from marius_oac.nodes.transport.messages import Malformed
-from marius_oac.training.own_loop.processes.shard import NO_STEP, LoopTable, Stepped, _check_alike
+from marius_oac.nodes.transport.messages import Kind, Malformed, parse
+from marius_oac.training.own_loop.processes.shard import NO_STEP, LoopShard, LoopTable, Stepped, _check_alike
 from marius_oac.training.own_loop.tables import Table
+from tests.nodes.wire import framed
 
 STEP = Stepped(0.1, 3, np.arange(6, dtype=np.float32).reshape(2, 3))
 
@@ -32,6 +33,19 @@ def test_rows_that_were_not_looked_up_stay_as_they_are(optimizer):
     after = table.items(0, 3)[1]
     assert (after[0] != before[0]).all() and np.array_equal(after[1:], before[1:])
     assert (before[2] < 1).all() and (before[1] == 1).all()
+
+
+def test_a_process_that_has_pushed_a_batch_may_pull_one_more():
+    by = mt.SGD(mt.Embedding(2), lr=0.1)
+    shard = LoopShard([LoopTable(Table("items", 2, 1.0, 0, by.config, 10), by)], 2, ahead=2)
+    keys = [np.zeros(1, np.uint16), np.array([5]), np.zeros(1, np.uint32)]
+    step = Stepped(0.1, 1, np.ones((1, 3), np.float32))
+    for batch in range(6):
+        for rank in range(2):
+            assert shard.handle(rank, parse(framed(Kind.PULL, batch, keys)))
+        for rank in range(2):
+            shard.handle(rank, parse(framed(Kind.PUSH, batch, [step.about, step.gradients], share=0.5)))
+    assert shard.applied == 5 and not shard._pulls and not shard._pushes
 
 
 @pytest.mark.parametrize("step", [STEP, replace(STEP, rate=0.0), NO_STEP])
