@@ -40,6 +40,9 @@ def config(tmp_path_factory):
 
 
 def started(*words, **variables):
+    """Without RAY_ADDRESS no cluster is at hand: also not that of the other tests, which Ray notes in its folder."""
+    if "RAY_ADDRESS" not in variables:
+        variables["RAY_TMPDIR"] = str(Path(words[words.index("--out") + 1]).parent)
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
         "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore",
     } | variables  # fmt: skip

@@ -79,8 +79,9 @@ def running() -> str | None:
 
 
 def asks_for_token() -> bool:
-    """Whether this user's own clusters ask for a token, as those of `ray start` do where there is one. Ray looks for it
-    only if it looks for the address, too. A cluster that does not ask takes one as well."""
+    """Whether this user's own clusters ask for a token, as those of `ray start` do where there is one. Ray's own
+    programs assume the same of a cluster that they have found, and look for no token where they are told its address.
+    """
     there = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
     return "RAY_AUTH_MODE" not in os.environ and (there or (Path.home() / ".ray" / "auth_token").exists())
 
