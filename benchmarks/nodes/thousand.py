@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -79,14 +80,14 @@ def _floor(trainers: _Trainers, timestamp: int) -> float:
     return time.process_time() - began
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Prints a row of a table for each number of trainers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trainers", type=int, nargs="+", default=[8, 64, 256, 1000])
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--in-flight", type=int, default=8)
     parser.add_argument("--batches", type=int, default=5)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     print("| trainers | ms of a batch | its pulls | its pushes, sums, patches | rows alone |\n|---|---|---|---|---|")
     for count in given.trainers:
         trainers = _Trainers(count, given.rows, given.in_flight)

@@ -300,7 +300,7 @@ class Shard:
         for number, table in enumerate(self.tables):
             of_block = [rows[number][sums[number][0]] for _, rows, sums, _ in chosen]
             union = np.concatenate([np.zeros(0, np.int64), *of_block])
-            index = np.split(union, np.cumsum([each.size for each in of_block])[:-1])
+            index = np.split(union, np.cumsum([each.size for each in of_block], dtype=np.int64))[:-1]
             found = relabel(union, table.store.capacity).copy()
             gradients = [sums[number][1] for _, _, sums, _ in chosen]
             _, total = kernels.tree_sum(slots, index, gradients, shares, found.size, table.dimension)
