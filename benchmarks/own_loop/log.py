@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--setting", choices=["sparse", "disk"], default="sparse")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--keys", type=int, default=33_000_000, help="distinct keys of the log's distribution")
-    parser.add_argument("--rows", type=int, help="examples of the log (500,000; on disk 1,500,000)")
+    parser.add_argument("--rows", type=int, help="examples of the log (500,000; on disk 4,000,000)")
     parser.add_argument("--in-flight", type=int, default=4)
     parser.add_argument("--batches", type=int, default=12, help="of a turn")
     parser.add_argument("--rounds", type=int, default=6, help="their median is reported")
@@ -96,7 +96,7 @@ def main() -> None:
     spec = LogSpec(categorical=features, numeric=numbers, keys=options.keys, skew=1.05)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / "day.parquet"
-        write_day(path, 0, options.rows or (1_500_000 if disk else 500_000), spec)
+        write_day(path, 0, options.rows or (4_000_000 if disk else 500_000), spec)
         race = Race(setting, str(path), spec, options.cores, options.in_flight)
         count = distinct_keys(race)
         found = f"{count:,} keys of {options.keys:,}"

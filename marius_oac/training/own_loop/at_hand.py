@@ -145,10 +145,17 @@ class Rows:
         self._used[places.numpy()] = True
 
     def _gradient(self) -> np.ndarray | None:
-        """The gradient that the leaf has, float32 [m, dimension]; None: it has none."""
+        """The gradient that the leaf has, float32 [m, dimension]; None: it has none.
+
+        Raises InputError if the leaf or its gradient has another shape than the rows: kernels look at no bounds.
+        """
         gradient = self.leaf.grad
         if gradient is None:
             return None
+        self.check_leaf()
+        if gradient.shape != self.leaf.shape:
+            raise InputError(f"the gradient of table {shown(self.name)} is {list(gradient.shape)}, and its parameter "
+                             f"{list(self.leaf.shape)}", f"batch {self.number}")  # fmt: skip
         return np.ascontiguousarray((gradient.to_dense() if gradient.is_sparse else gradient).numpy())
 
     def update(self, by: Rule, rate: float, number: int) -> bool:
@@ -162,7 +169,6 @@ class Rows:
         gradients = self._gradient()
         if gradients is None:
             return False
-        self.check_leaf()
         update, whole = by.updating(rate, number), self._whole
         with torch.no_grad():
             if whole is None:

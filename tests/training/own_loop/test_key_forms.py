@@ -245,6 +245,23 @@ def test_a_parameter_of_another_shape_is_told(where):
                     loop.rows.step()
 
 
+def test_a_gradient_of_another_shape_is_told():
+    with (loop := Loop()).engine as engine:
+        for batch in engine.batches([{"item": torch.arange(9)}]):
+            loop.items(batch["item"]).sum().backward()
+            (leaf,) = loop.rows.param_groups[0]["params"]
+            leaf.grad.data = leaf.grad[:1]
+            with pytest.raises(InputError, match=re.escape("is [1, 4], and its parameter [9, 4]")):
+                loop.rows.step()
+
+
+def test_a_gradient_may_be_any_finite_number():
+    with (loop := Loop(optimizer=mt.SGD, lr=1e-38)).engine as engine:
+        for batch in engine.batches([{"item": torch.arange(9)}]):
+            (loop.items(batch["item"]) * 3e38).sum().backward()
+            loop.rows.step()
+
+
 @dataclass
 class Item:
     item: torch.Tensor
