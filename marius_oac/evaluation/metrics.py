@@ -1,7 +1,8 @@
-"""The result of an evaluation of a trained model."""
+"""The result of an evaluation of a trained model, and numbers of runs as the terminal shows them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -14,5 +15,15 @@ class Metrics:
 
     def __str__(self) -> str:
         shown = {name: value for name, value in self.values.items() if ".heads." not in name and ".tails." not in name}
-        lines = (f"  {name:<28}{value:{',' if isinstance(value, int) else ',.4f'}}" for name, value in shown.items())
+        width = max(28, *(len(name) + 2 for name in shown))
+        lines = (f"  {name:<{width}}{metric_text(name, value)}" for name, value in shown.items())
         return "\n".join([self.title, *lines])
+
+
+def metric_text(name: str, value: float | None) -> str:
+    """A metric as text: counts, and examples per second, are whole numbers; `none` is one that does not exist."""
+    if value is None or math.isnan(value):
+        return "none"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if name.endswith("_per_second") else f"{value:,.{4 if abs(value) < 1000 else 1}f}"

@@ -15,6 +15,7 @@ from marius_oac.config.idle import idle_settings
 from marius_oac.config.task import TaskConfig, kernel_groups
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import ConfigError, InputError, Interrupted
+from marius_oac.evaluation.metrics import metric_text
 from marius_oac.kernels import ahead
 from marius_oac.pipeline.stages import Probe
 from marius_oac.runs.callbacks import NO_CALLBACKS, Callbacks
@@ -45,15 +46,14 @@ class Run:
         keys = ("valid.filtered.mrr", "test.filtered.mrr", "test.filtered.hits@1", "test.filtered.hits@3",
                 "test.filtered.hits@10", "training.epochs", "training.seconds", "training.examples_per_second",
                 "test.accuracy", "valid.accuracy", "test.auc", "test.log_loss",
-                "valid.auc", "training.lost_updates", "ordering.bytes_read_per_epoch",
+                "valid.auc", "progressive.auc", "progressive.log_loss", "progressive.examples",
+                "training.lost_updates", "ordering.bytes_read_per_epoch",
                 "disk.bytes_read", "disk.bytes_written", "packing.heaviest_by_hash", "packing.heaviest",
                 "memory.peak_rss_bytes")  # fmt: skip
         lines = [f"{self.path}: done"]
         for key in keys:
             if key in self.summary:
-                value = self.summary[key]
-                told = "none" if value is None else f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
-                lines.append(f"  {key:<32}{told}")
+                lines.append(f"  {key:<32}{metric_text(key, self.summary[key])}")
         return "\n".join(lines)
 
 

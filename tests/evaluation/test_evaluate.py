@@ -1,5 +1,6 @@
 """Evaluation against the oracle, for every decoder, side and kind of candidates; bounds, ties and errors."""
 
+import math
 from unittest import mock
 
 import numba
@@ -391,6 +392,8 @@ def test_columns(seed, low, size):
 
 
 def test_counts_are_printed_as_counts():
-    found = Metrics("of 12", {"filtered.mrr": 0.25, "filtered.heads.mrr": 0.5, "edges": 1828})
-    expected = [["of", "12"], ["filtered.mrr", "0.2500"], ["edges", "1,828"]]
+    values = {"filtered.mrr": 0.25, "filtered.heads.mrr": 0.5, "filtered.mean_rank": 1234.567, "edges": 1828}
+    found = Metrics("of 12", values | {"auc": math.nan, "training.examples_per_second": 45275.3314, "hits": 1.0})
+    expected = [["of", "12"], ["filtered.mrr", "0.2500"], ["filtered.mean_rank", "1,234.6"], ["edges", "1,828"],
+                ["auc", "none"], ["training.examples_per_second", "45,275"], ["hits", "1.0000"]]  # fmt: skip
     assert [line.split() for line in str(found).splitlines()] == expected
