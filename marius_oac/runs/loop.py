@@ -26,6 +26,7 @@ from marius_oac.runs.callbacks import NO_CALLBACKS, Callbacks
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.retention import START, read_saved
 from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.metrics import progressive_means
 from marius_oac.runs.folder.position import Position
 from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress, first_loss, grown_loss
 from marius_oac.runs.session import Session, name_of_device
@@ -388,7 +389,7 @@ class TrainingLoop:
             progress.say("test")
             summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
         summary |= self.session.task.summary() | self.session.source.metrics()
-        summary |= self.session.of_process()
+        summary |= self.session.of_process() | progressive_means(self.folder.metrics.lines())
         if self.session.task.memory_plan:
             summary["machine.memory_plan"] = self.session.task.memory_plan.by_place()
         machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"

@@ -17,6 +17,7 @@ from marius_oac import Config, TrainedClickModel, open_run, resume, train
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.errors import CheckpointError, InputError, Interrupted
 from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.metrics import progressive_means
 from marius_oac.tasks.ctr.build import make_ctr_network, row_layout, tables_of
 from marius_oac.training.trained import compare_runs, export_run
 from tests.click_logs import ctr_config, small_log
@@ -144,6 +145,27 @@ def test_day_by_day_has_the_bits_of_all_days_at_once(days, tmp_path):
     ]
     assert [line["file"] for line in predicted] == [str(day) for day in days]
     assert all(0 <= line["auc"] <= 1 and line["unknown_ids"] > 0 for line in predicted)
+    examples = sum(line["examples"] for line in predicted)
+    for run in ("whole", "daily"):
+        summary = open_run(tmp_path / run).summary
+        assert summary["progressive.examples"] == examples == sum(90 + 13 * day for day in range(5))
+        for name in ("auc", "log_loss"):
+            mean = sum(line[name] * line["examples"] for line in predicted) / examples
+            assert summary[f"progressive.{name}"] == pytest.approx(mean, rel=1e-12)
+    assert f"  {'progressive.examples':<32}{examples}" in str(open_run(tmp_path / "daily"))
+
+
+def test_a_progressive_mean_leaves_out_what_has_no_value():
+    def line(epoch, examples, auc, loss):
+        return {"kind": "evaluation", "split": "progressive", "epoch": epoch, "batch": 0, "examples": examples,
+                "auc": auc, "log_loss": loss}  # fmt: skip
+
+    lines = [line(0, 9, 0.1, 9.0), line(0, 30, None, 0.4), line(1, 10, 0.5, 0.8), line(2, 30, 0.9, 0.0)]
+    others = [{"kind": "evaluation", "split": "valid", "auc": 1.0}, {**line(3, 5, 0.5, 0.5), "examples": "5"}]
+    means = {"progressive.auc": (5 + 27) / 40, "progressive.log_loss": (12 + 8) / 70, "progressive.examples": 70}
+    assert progressive_means(lines + others) == pytest.approx(means)
+    assert progressive_means([line(0, 30, None, 0.5)])["progressive.auc"] is None
+    assert progressive_means(others) == {}
 
 
 def test_the_millions_of_a_day_are_told_apart(days, tmp_path, monkeypatch):

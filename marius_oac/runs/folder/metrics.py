@@ -9,9 +9,12 @@ from __future__ import annotations
 import builtins
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runtime.console import logger
@@ -24,6 +27,23 @@ METRICS = "metrics.jsonl"
 class _Line(Described):
     kind: str
     batch: int
+
+
+class _Predicted(Described):
+    """A progressive evaluation."""
+
+    epoch: int
+    examples: Count
+    auc: float | None
+    log_loss: float | None
+
+    @classmethod
+    def read(cls, line: Mapping[str, Any]) -> _Predicted | None:
+        """The evaluation of a line of the file, which somebody may have changed; None: it is none."""
+        try:
+            return cls.model_validate(line)
+        except ValidationError:
+            return None
 
 
 class Prefix(Described):
@@ -119,6 +139,27 @@ def parsed(text: bytes) -> dict[str, Any] | None:
         return json.loads(text)
     except InputError:
         return None
+
+
+def progressive_means(lines: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The metrics of the progressive evaluations among a run's lines: of each the mean over all examples that were
+    predicted before they were trained on. Empty without any.
+
+    An evaluation weighs as much as it has examples. The AUC is that of each evaluation by itself, in which examples are
+    ranked by one model; evaluations without an AUC, whose examples are of one class, are left out of it.
+    """
+    said = [_Predicted.read(line) for line in lines if line.get("split") == "progressive"]
+    found = {each.epoch: each for each in said if each}.values()  # a resumed run may have one twice
+    if not found:
+        return {}
+    means = {f"progressive.{name}": _mean(found, name) for name in ("auc", "log_loss")}
+    return means | {"progressive.examples": sum(each.examples for each in found)}
+
+
+def _mean(evaluations: Collection[_Predicted], name: str) -> float | None:
+    counted = [(value, each.examples) for each in evaluations if (value := getattr(each, name)) is not None]
+    examples = sum(count for _, count in counted)
+    return math.fsum(value * count for value, count in counted) / examples if examples else None
 
 
 def _is_kept(line: Mapping[str, Any] | None, batch_index: int) -> bool:
