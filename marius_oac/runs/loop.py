@@ -32,6 +32,7 @@ from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress, f
 from marius_oac.runs.session import Session, name_of_device
 from marius_oac.runs.sharded.scaling import TrainersChange
 from marius_oac.runtime.console import logger
+from marius_oac.runtime.resuming import resume_command
 from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
 
 
@@ -190,7 +191,7 @@ class TrainingLoop:
         number = number or self._stops.first
         self._stops.stopping(number)
         where = f"stopped at batch {self.position.batch_index:,}"
-        return Interrupted(f"{where}; go on with: marius-oac resume {self.folder.path}", number)
+        return Interrupted(f"{where}; go on with: {resume_command(self.folder.path)}", number)
 
     @contextmanager
     def _stopped_at_once(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from marius_oac.runs.stores import check_places
 from marius_oac.runs.task import Task
 from marius_oac.runs.tracking.trackers import check_trackers, tracking
 from marius_oac.runtime.console import logger
+from marius_oac.runtime.resuming import resume_command
 from marius_oac.runtime.signals import signal_behind
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training import products
@@ -245,7 +246,7 @@ def run_task(
         number = signal_behind(error)  # that came before the loop handled signals, or was a second one
         if number is None:
             raise
-        raise Interrupted(f"stopped; go on with: marius-oac resume {folder.path}", number) from None
+        raise Interrupted(f"stopped; go on with: {resume_command(folder.path)}", number) from None
 
 
 def open_run(path: str | Path) -> Run:

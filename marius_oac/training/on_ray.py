@@ -14,6 +14,7 @@ from marius_oac.nodes.launch.on_ray.placing import RayRequest
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.sharded.place import check_config
+from marius_oac.runtime.resuming import started_with
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training import local
 
@@ -35,9 +36,9 @@ def start_training(
     path = _folder(config, out)
     request = _request(config, {}, trainers, how)
     check_config(config, request.most)
-    if (path / "run.json").exists():
-        raise InputError("there is a run already; continue it with `marius-oac resume`, or give another --out", path)
-    job = {"do": "train", "config": config.dump(), "out": str(path), "trace": trace}
+    with started_with(request.options):
+        RunFolder.check_new(path)
+    job = {"do": "train", "config": config.dump(), "out": str(path), "trace": trace, "options": request.options}
     return run(replace(request, job=job))
 
 
@@ -51,8 +52,9 @@ def start_resuming(
         resumed: the other arguments of `resume_on_nodes`, plain JSON values.
     """
     config = RunPlaces(RunFolder.open(run_folder)).config().replace(*changed)
+    request = _request(config, {}, trainers, how)
     job = {"do": "resume", "run": str(run_folder.absolute()), "set": changed, "resumed": dict(resumed)}
-    return run(_request(config, job, trainers, how))
+    return run(replace(request, job=job | {"options": request.options}))
 
 
 def train(

@@ -21,6 +21,7 @@ from typing import Any  # noqa: E402
 from marius_oac.runtime.command import end_at_once, run_command  # noqa: E402
 from marius_oac.runtime.console import report, shown_on_a_terminal  # noqa: E402
 from marius_oac.runtime.imports import imports  # noqa: E402
+from marius_oac.runtime.resuming import started_with  # noqa: E402
 
 
 def _work(job: Mapping[str, Any]) -> int:
@@ -28,7 +29,7 @@ def _work(job: Mapping[str, Any]) -> int:
 
     if job["terminal"]:
         shown_on_a_terminal()
-    with placed(job) as place:
+    with placed(job) as place, started_with(job["options"]):
         from marius_oac.config.errors import parse
         from marius_oac.config.task import build_config, kernel_groups
         from marius_oac.kernels.ahead import compiling

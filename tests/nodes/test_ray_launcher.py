@@ -465,7 +465,7 @@ def test_a_folder_that_has_a_run_is_refused(train, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     code, _, err = train("--on", "ray", "--trainers", 2)
-    assert code == 2 and "there is a run already" in err[0]
+    assert code == 2 and err[0].endswith(f"go on with: marius-oac resume {tmp_path / 'run'} --on ray --trainers 2")
 
 
 def test_the_job_is_plain_json(train, tmp_path, monkeypatch):
@@ -480,5 +480,6 @@ def test_the_job_is_plain_json(train, tmp_path, monkeypatch):
     assert (request.least, request.most, request.threads, request.gpu) == (2, 3, 2, False)
     assert (request.restarts, request.timeout, request.encryption) == (1, 9, True)
     job = json.loads(json.dumps(request.job))
+    assert job["options"] == ["--on", "ray", "--trainers", "2..3", "--restarts", "1", "--timeout", "9", "--encrypt"]
     assert job["do"] == "train" and job["out"] == str(tmp_path / "run") and job["trace"] and "codex-s" in job["config"]
     assert "ray" not in sys.modules

@@ -3,13 +3,17 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from marius_oac import __version__
 from marius_oac.errors import CheckpointError, InputError
+from marius_oac.nodes.launch.launch import Request
+from marius_oac.nodes.launch.on_ray.placing import RayRequest
 from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runtime.resuming import resume_command, started_with
 from tests.graphs import tiny_config
 from tests.run_folders import contents
 
@@ -177,3 +181,15 @@ def test_what_exists_is_named_with_the_command_that_goes_on(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(InputError, match=f"go on with: marius-oac resume {tmp_path / 'run'}$"):
         RunFolder.check_new(tmp_path / "run")
+    (tmp_path / "my run").mkdir()
+    nodes = Request(["train"], nodes=Path("my nodes.yaml")).options
+    for options, words in [
+        (nodes, "--nodes 'my nodes.yaml'"), (Request(["train"], local=2).options, "--local-nodes 2"),
+        (RayRequest(3, {}).options, "--on ray --trainers 3"),
+        (RayRequest((2, 4), {}, restarts=0, timeout=9.5, encryption=True).options,
+         "--on ray --trainers 2..4 --restarts 0 --timeout 9.5 --encrypt"),
+    ]:  # fmt: skip
+        with started_with(options), pytest.raises(InputError) as error:
+            RunFolder.check_new(tmp_path / "my run")
+        assert str(error.value).endswith(f"go on with: marius-oac resume '{tmp_path / 'my run'}' {words}")
+    assert Request(["train"]).options == [] and resume_command("a") == "marius-oac resume a"

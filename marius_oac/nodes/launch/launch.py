@@ -39,6 +39,7 @@ from marius_oac.nodes.launch.cluster import (
 from marius_oac.nodes.launch.parent import PARENT, end_with_parent, stopped_with_parent
 from marius_oac.nodes.launch.remote import commands, start
 from marius_oac.runtime.console import answer, logger, report
+from marius_oac.runtime.resuming import started_with
 from marius_oac.types import present
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -65,6 +66,13 @@ class Request:
     node: str | None = None
     dry_run: bool = False
     program: Sequence[str] = ("-m", "marius_oac")
+
+    @property
+    def options(self) -> list[str]:
+        """The options with which a run that was started so goes on."""
+        if self.nodes is not None:
+            return ["--nodes", str(self.nodes)]
+        return [] if self.local is None else ["--local-nodes", str(self.local)]
 
     @property
     def wanted(self) -> bool:
@@ -121,7 +129,8 @@ def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
             logger.info(f"node {place.node.name}: started again ({place.attempt})")
         with stopped_by_sigterm(), node_loss_marked(), _store(), stopped_with_parent(cluster.timeout):
             os.environ.update(place.environment())
-            result = train(place)
+            with started_with(request.options):
+                result = train(place)
         if not place.rank and result is not None:
             report(result)
         return 0

@@ -49,6 +49,16 @@ class RayRequest:
         """The largest number of processes."""
         return self.trainers if isinstance(self.trainers, int) else self.trainers[1]
 
+    @property
+    def options(self) -> list[str]:
+        """The options of the command line that ask for the same; those that have their defaults are left out."""
+        trainers = str(self.most) if self.least == self.most else f"{self.least}..{self.most}"
+        words = ["--on", "ray", "--trainers", trainers]
+        for name in ("restarts", "timeout"):
+            if (value := getattr(self, name)) != getattr(RayRequest, name):
+                words += [f"--{name}", f"{value:g}"]
+        return [*words, "--encrypt"] if self.encryption else words
+
     def check(self) -> None:
         """Raises InputError for numbers that make no sense."""
         for option, value, least in (("--trainers", self.least, 1), ("--restarts", self.restarts, 0)):

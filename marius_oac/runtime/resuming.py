@@ -1,0 +1,25 @@
+"""The command that goes on with a run, as messages offer it: with the options that this run was started with."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+_options: tuple[str, ...] = ()
+
+
+@contextmanager
+def started_with(options: Sequence[str]) -> Iterator[None]:
+    """Within the block, in all threads, the command has these options, such as `--local-nodes 2`."""
+    global _options
+    before, _options = _options, tuple(options)
+    try:
+        yield
+    finally:
+        _options = before
+
+
+def resume_command(path: object) -> str:
+    """The command that goes on with the run in the folder `path`, quoted for a shell."""
+    return shlex.join(["marius-oac", "resume", str(path), *_options])
