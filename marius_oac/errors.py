@@ -1,14 +1,22 @@
 """Errors that a user sees. Every one prints as one line that says what is wrong and where."""
 
+from __future__ import annotations
+
 import signal
+from collections.abc import Iterable
 from datetime import date
-from typing import Any
+from typing import Any, Self
 
 
 class MariusOacError(Exception):
     """Base of all errors raised on purpose by this package. `exit_code` is what the command line returns."""
 
     exit_code = 1
+
+    @property
+    def lines(self) -> list[str]:
+        """What a command says of the error."""
+        return [str(self)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as it is, for libraries that return the errors of other processes, such as Ray: `Exception` would
@@ -41,8 +49,29 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
 
 
+_MOST_LINES = 10
+
+
 class ConfigError(InputError):
-    """A configuration is wrong; `where` is the key's path, after the file and line where they are known."""
+    """A configuration is wrong; `where` is the key's path, after the file and line where they are known.
+
+    Attributes:
+        others: further mistakes of the same configuration.
+    """
+
+    others: tuple[ConfigError, ...] = ()
+
+    def with_others(self, others: Iterable[ConfigError]) -> Self:
+        """The same error, with these `others`."""
+        self.others = tuple(others)
+        return self
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each mistake, ten at most."""
+        told = [str(each) for each in (self, *self.others)]
+        left = len(told) - _MOST_LINES
+        return [*told[:_MOST_LINES], *([f"and {left:,} more"] if left > 0 else [])]
 
 
 class CheckpointError(InputError):

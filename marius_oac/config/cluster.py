@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticKnownError
 
-from marius_oac.config.errors import explain, first_error, read_mapping, reason
+from marius_oac.config.errors import causes, explain, read_mapping, reason
 from marius_oac.config.renamed import CLUSTER_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
     Bool,
@@ -205,7 +205,9 @@ class ClusterConfig(Section):
         try:
             cluster = cls.model_validate(tree)
         except ValidationError as error:
-            raise _located(first_error(error), tree, path, lines) from None
+            found = {str(each): each for each in (_located(one, tree, path, lines) for one in causes(error))}
+            first, *others = found.values()
+            raise first.with_others(others) from None
         _check_together(cluster, path, lines)
         if cluster.secret is not None:
             cluster = cluster.model_copy(update={"secret": str(path.parent / cluster.secret)})

@@ -133,16 +133,25 @@ def located(
     error: ValidationError, model: type[BaseModel], tree: Any, source: str | None,
     lines: Mapping[tuple[Any, ...], int], from_set: Collection[Any] = (),
 ) -> ConfigError:  # fmt: skip
-    """The first of pydantic's errors on a tree of plain values, as one line that says where it was written."""
-    first = first_error(error)
-    of_validator = first["type"] == "value_error"
-    written = flat(tree, (*first["loc"], None) if of_validator else first["loc"])
-    path = tuple(str(part) for part in first["loc"] if part in written)
-    message = explain(first, model)
-    if of_validator:  # "key: what is wrong", the key relative to the section
-        key, _, message = message.partition(": ")
-        path = (*path, *key.split("."))
-    return ConfigError(message, where(path, source, lines, set(from_set)))
+    """Pydantic's errors on a tree of plain values, each as one line that says where it was written: the first one,
+    with the others."""
+    found: dict[tuple[str, ...], ConfigError] = {}
+    for each in causes(error):
+        of_validator = each["type"] == "value_error"
+        written = flat(tree, (*each["loc"], None) if of_validator else each["loc"])
+        path = tuple(str(part) for part in each["loc"] if part in written)
+        message = explain(each, model)
+        if of_validator:  # "key: what is wrong", the key relative to the section
+            key, _, message = message.partition(": ")
+            path = (*path, *key.split("."))
+        if not any(_within(path, other) or _within(other, path) for other in found):  # what another type would need
+            found[path] = ConfigError(message, where(path, source, lines, set(from_set)))
+    first, *others = found.values()
+    return first.with_others(others)
+
+
+def _within(path: tuple[str, ...], section: tuple[str, ...]) -> bool:
+    return path[: len(section)] == section
 
 
 def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
@@ -193,17 +202,23 @@ _PLAINER = {
 }
 
 
-def first_error(error: ValidationError) -> Mapping[str, Any]:
-    """The first of several errors; where a key is missing, that of an unknown key with a similar name."""
-    first, *others = error.errors()
-    if first["type"] == "missing":
-        *section, missing = first["loc"]
-        for other in others:
-            *there, name = other["loc"]
-            near = difflib.get_close_matches(str(name), [str(missing)])
-            if other["type"] == "extra_forbidden" and there == section and near:
-                return other
-    return first
+def causes(error: ValidationError) -> list[Mapping[str, Any]]:
+    """Pydantic's errors, in its order, without those that follow from others. In place of a missing key there is an
+    unknown one with a similar name in its section; of an unknown task, which has other keys, the task alone."""
+    found = error.errors()
+    if tasks := [each for each in found if each["loc"] == ("task",)]:
+        return [*tasks]
+    inside = {each["loc"][:count] for each in found for count in range(len(each["loc"]))}
+    found = [each for each in found if each["type"] != "too_short" or each["loc"] not in inside]  # of wrong items
+    unknown = {each["loc"]: each for each in found if each["type"] == "extra_forbidden"}
+    causes: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for number, each in enumerate(found):
+        *section, key = each["loc"] or ("",)
+        names = [str(loc[-1]) for loc in unknown if list(loc[:-1]) == section]
+        near = difflib.get_close_matches(str(key), names, n=1) if each["type"] == "missing" else []
+        cause = unknown[*section, near[0]] if near else each
+        causes.setdefault(cause["loc"] if cause["type"] == "extra_forbidden" else (number,), cause)
+    return list(causes.values())
 
 
 def _sections(annotation: Any) -> dict[str, type[BaseModel]]:

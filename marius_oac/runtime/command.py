@@ -85,7 +85,7 @@ def _run(program: str, work: Callable[[], int | None], stops: Requests) -> int:
         if signal_behind(error) is not None and not isinstance(error, Interrupted):
             raise
         stops.settle()
-        console.say(f"{program}: {error}")
+        console.say("\n".join(f"{program}: {line}" for line in error.lines))
         return error.exit_code
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
         reason = failure_of_machine(error)

@@ -35,7 +35,7 @@ CASES = [
     nodes("nodes-broken", "nodes: [{address: a}\n", "n.yaml:2", "expected ',' or ']', but got '<stream end>'"),
     nodes("nodes-none", "nodes: []\n", "n.yaml:1: nodes", "must name at least one, not []"),
     nodes("nodes-null", "nodes:\n", "n.yaml:1: nodes", "must be a list"),
-    nodes("nodes-texts", "nodes: [a, b]\n", "n.yaml:1: nodes.0", "must be a section of keys, not 'a'"),
+    nodes("nodes-texts", "nodes: [a]\n", "n.yaml:1: nodes.0", "must be a section of keys, not 'a'"),
     nodes("nodes-key-missing", "port: 29400\n", "n.yaml: nodes", "this key is required"),
     nodes("nodes-key-near-miss", "node: [{address: a}]\n",
          "n.yaml:1: node", "unknown key 'node'; did you mean 'nodes'?"),

@@ -109,6 +109,14 @@ def test_a_broken_config_is_named_with_its_line(command, config, tmp_path, conte
     assert not (tmp_path / "run").exists()
 
 
+def test_each_mistake_of_a_config_has_a_line(command, tmp_path):
+    (tmp_path / "c.yaml").write_text("data: {path: x}\nmodel:\n  dimension: -8\n  decodr: dot\nseed: x\n")
+    code, out, err = command("train", tmp_path / "c.yaml", "--out", tmp_path / "run")
+    assert (code, out, len(err)) == (2, [], 3) and all(line.startswith("marius-oac: ") for line in err)
+    assert says(err[:1], "c.yaml:5", "seed") and says(err[1:2], "c.yaml:3", "dimension")
+    assert says(err[2:], "c.yaml:4", "did you mean 'decoder'?")
+
+
 @pytest.mark.parametrize(
     "argv",
     [[], ["trian"], ["train"], ["resume"], ["eval", "x", "--split", "all"], ["export", "x", "--format", "csv"],

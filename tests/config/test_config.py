@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 
 import pytest
 import yaml
@@ -30,6 +31,42 @@ def message(text_or_overrides, tmp_path):
     text = str(caught.value)
     assert "\n" not in text and caught.value.exit_code == 2
     return text.replace(str(path), "c.yaml")
+
+
+def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "data: {path: g}\nmodel:\n  decoder: complexx\n  dimention: 8\ntraining:\n  epochs: 0\n"
+        "  negatives: {count: 0}\nevaluation:\n  candidates: -4\npipeline: 7\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        Config.load(path, ["seed=x", "training.epoch=3"])
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert error.lines == [str(error), *map(str, error.others)]
+    told = [line.replace(str(path), "c.yaml").partition(": must")[0].partition(": unk")[0] for line in error.lines]
+    assert told == [
+        "--set seed", "c.yaml:10: pipeline", "c.yaml:3: model.decoder", "c.yaml:4: model.dimention",
+        "c.yaml:6: training.epochs", "c.yaml:7: training.negatives.count", "--set training.epoch",
+        "c.yaml:9: evaluation.candidates",
+    ]  # fmt: skip
+
+
+def test_of_many_mistakes_ten_are_told(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        Config.build(MINIMAL, [f"model.key{number}=1" for number in range(12)])
+    assert len(caught.value.lines) == 11 and caught.value.lines[-1] == "and 2 more"
+    with pytest.raises(ConfigError) as caught:
+        Config.build(MINIMAL, [f"model.key{number}=1" for number in range(10)])
+    assert len(caught.value.lines) == 10 and "key9" in caught.value.lines[-1]
+
+
+def test_an_unknown_key_stands_for_the_missing_one(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        Config.build({"data": {"pathh": "g", "path2": "h"}, "seed": -1})
+    assert len(caught.value.lines) == 3 and "required" not in str(caught.value.lines)
+    with pytest.raises(ConfigError, match="must be graph") as caught:
+        Config.build({"task": "graphs", "data": {"pathh": "g"}})
+    assert len(caught.value.lines) == 1
 
 
 def test_five_lines_are_enough(tmp_path):
