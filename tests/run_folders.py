@@ -96,9 +96,9 @@ def stop_at(stage: str, batch_index: int, error: BaseException):
 
 
 def says(lines: list[str], *parts: str) -> bool:
-    """Whether the last line is the program's and holds the parts, and no traceback stands above it."""
+    """Whether the last lines are the program's, one for each mistake, one of them holds the parts, and no traceback
+    stands above them."""
     sys.stderr.write("\n".join(lines))
     ours = [line for line in lines if line.startswith("marius-oac: ")]
-    return (
-        lines[-1:] == ours and all(part in lines[-1] for part in parts) and not any("Traceback" in li for li in lines)
-    )
+    held = any(all(part in line for part in parts) for line in ours)
+    return held and lines[-len(ours) :] == ours and not any("Traceback" in line for line in lines)
