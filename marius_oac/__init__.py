@@ -32,7 +32,7 @@ _HOMES = {
     "verify": "runs.verification",
 }
 
-_MODULES = {"ray": "training.on_ray"}
+_MODULES = {"dgl": "dgl", "ray": "training.on_ray", "testing": "testing", "torch": "torch"}
 
 __all__ = list(_HOMES)
 
@@ -46,4 +46,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES, *_MODULES]
+    return sorted(["__version__", *_HOMES, *_MODULES])

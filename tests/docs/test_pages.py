@@ -15,7 +15,8 @@ from tests.house.test_docs import ROOT
 DOCS = ROOT / "docs"
 USERS = [ROOT / "README.md", DOCS / "index.md", *sorted((DOCS / "guides").glob("*.md")),
          *sorted((DOCS / "concepts").glob("*.md")),
-         *(DOCS / f"{name}.md" for name in ("own_loop", "own_loop_examples", "tune", "report", "config"))]  # fmt: skip
+         *(DOCS / f"{name}.md" for name in ("own_loop", "own_loop_examples", "tune", "report", "config")),
+         DOCS / "reference" / "python.md"]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -65,4 +65,7 @@ def test_the_command_line_starts_without_torch_and_numba():
 
 
 def test_what_users_import_is_listed():
-    assert {*marius_oac.__all__} <= {*dir(marius_oac)} and marius_oac.train in vars(training).values()
+    assert marius_oac.train in vars(training).values()
+    doors = {name: getattr(marius_oac, name) for name in ("dgl", "ray", "testing", "torch")}
+    assert {*dir(marius_oac)} == {*marius_oac.__all__, *doors, "__version__"}
+    assert doors["torch"].__name__ == "marius_oac.torch" and callable(doors["ray"].train)

@@ -15,6 +15,7 @@ from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.evaluator import Evaluator
 from marius_oac.evaluation.metrics import Metrics
+from marius_oac.evaluation.nearest import Neighbor, nearest_rows
 from marius_oac.evaluation.own_metrics import admit_metrics
 from marius_oac.evaluation.predict import Prediction, predict
 from marius_oac.evaluation.quality import Quality
@@ -106,6 +107,20 @@ class TrainedModel(TrainedOnGraph):
     ) -> list[Prediction]:
         """Returns the entities that best complete an edge, best first; see `evaluation.predict.predict`."""
         return predict(self.scorer, self.graph, head, relation, tail, top, filtered, self.config.evaluation.memory)
+
+    def nearest(self, name: str, k: int = 10) -> list[Neighbor]:
+        """Returns the `k` entities whose embeddings are most similar to that of the entity `name`, which is not among
+        them, by cosine similarity: the most similar first, equal ones by id. Takes `evaluation.memory` MiB.
+
+        Raises:
+            InputError: there is no entity of that name, or `k` is below 1.
+            MariusOacError: an embedding holds NaN or an infinite number.
+        """
+        if k < 1:
+            raise InputError(f"k must be at least 1, not {k}", "nearest")
+        (row,) = self.graph.node_ids([name]).tolist()
+        rows, similarities = nearest_rows(self.entities, row, k, self.config.evaluation.memory)
+        return [Neighbor(*pair) for pair in zip(self.graph.node_names(rows), similarities.tolist(), strict=True)]
 
     def exported(self) -> Exported:
         """See `TrainedOnGraph.exported`."""
