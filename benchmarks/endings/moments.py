@@ -4,18 +4,20 @@
     python -m benchmarks.endings.moments --ways ssh --signals STOP --seed 7
 
 Two nodes on this machine, `timeout: 10` (of `--local-nodes`: 60), a made-up graph, a checkpoint every 20 batches, an
-evaluation every epoch, no last epoch. They are started in four ways: `--local-nodes`; `--nodes` with a stand-in for
-ssh; an agent for each node by hand (`--node`); the user's own torchrun. At a moment that a seed draws, while they start
-or train, a signal is sent to
+evaluation every epoch, no last epoch. They are started in five ways: `--local-nodes`; `--nodes` with a stand-in for
+ssh; an agent for each node by hand (`--node`); the user's own torchrun; `--on ray`, with an instance of Ray of the
+run's own (where Ray is installed; `timeout: 10`). At a moment that a seed draws, while they start or train, a signal is
+sent to
 
-- the launcher (torchrun; of agents by hand there is none),
-- the agent of the second node (which is the launcher under `--local-nodes` and torchrun),
-- the second node: all processes of it at once,
+- the launcher (torchrun; the driver on Ray; of agents by hand there is none),
+- the agent of the second node (which is the launcher under `--local-nodes` and torchrun, and an actor on Ray),
+- the second node: all processes of it at once (on Ray: the raylet of its only node),
 - the shard of the second node: its trainer, which has the shard's threads.
 
 Seconds: until nothing of the run is left, or until it trains again after a restart. Of processes that are stopped and
 have nobody above them, they are until nothing else is left; then SIGCONT must end them, within 3 x `timeout` + 5 s, as
-they may wait for others to start. Asked: at most 2 x `timeout` + 5 s, and nothing left. A request to stop (TERM to a
+they may wait for others to start. What Ray itself has started stays beside a driver that is stopped, and is not waited
+for before. Asked: at most 2 x `timeout` + 5 s, and nothing left. A request to stop (TERM to a
 launcher, an agent or a node) while it trains must leave both nodes with the same newest checkpoint.
 """
 
@@ -32,6 +34,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -44,8 +47,8 @@ from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from tests.ports import free_ports
 
 TIMEOUT = 10
-TIMEOUTS = {"local": 60, "torchrun": 60, "ssh": TIMEOUT, "agents": TIMEOUT}
-WAYS = {"local": (0,), "ssh": (0, 1), "agents": (0, 1), "torchrun": (0, 1)}
+TIMEOUTS = {"local": 60, "torchrun": 60, "ssh": TIMEOUT, "agents": TIMEOUT, "ray": TIMEOUT}
+WAYS = {"local": (0,), "ssh": (0, 1), "agents": (0, 1), "torchrun": (0, 1), "ray": (0, 1)}
 TARGETS = ("launcher", "agent", "node", "shard")
 SIGNALS = ("KILL", "TERM", "STOP")
 PATIENCE = 150.0
@@ -93,6 +96,10 @@ class Run:
         over = ["--nodes", str(self.folder / "nodes.yaml")]
         if self.case.way == "local":
             return [[*train, "--local-nodes", "2"]]
+        if self.case.way == "ray":
+            self._environment.pop("RAY_ADDRESS", None)
+            options = {"on": "ray", "trainers": 2, "restarts": self.case.restarts, "timeout": TIMEOUT}
+            return [[*train, *(f"--{name}={value}" for name, value in options.items())]]
         if self.case.way == "ssh":
             return [[*train, *over]]
         if self.case.way == "agents":
@@ -117,6 +124,8 @@ class Run:
         way, target = self.case.way, self.case.target
         if target == "launcher":
             return [psutil.Process(self.tops[0].pid)]
+        if way == "ray":
+            return self._on_ray(target, below)
         if way in ("local", "torchrun"):
             shard = [each for each in below if each.environ().get("LOCAL_RANK") == "1"]
             return shard if target in ("shard", "node") else [psutil.Process(self.tops[0].pid)]
@@ -128,6 +137,14 @@ class Run:
         kind = {"agent": "agent b", "shard": "trainer b"}[target]
         return [each for each in second if name_of(each) == kind]
 
+    @staticmethod
+    def _on_ray(target: str, below: Sequence[psutil.Process]) -> list[psutil.Process]:
+        if target == "node":
+            return [each for each in below if each.name() == "raylet"]
+        trainers = sorted((each for each in below if is_trainer(each)), key=lambda each: each.pid)
+        second = trainers[1:2]
+        return second if target == "shard" else [each.parent() for each in second]
+
     def batches(self) -> int:
         with contextlib.suppress(OSError):
             return (self.out / "metrics.jsonl").read_bytes().count(b'"batch"')
@@ -136,9 +153,9 @@ class Run:
     def there(self) -> list[psutil.Process]:
         """Processes of the run that are no zombies."""
         found = []
-        for one in psutil.process_iter(["cmdline", "status"]):
-            words = " ".join(one.info["cmdline"] or ())
-            if str(self.folder) in words and one.info["status"] != psutil.STATUS_ZOMBIE:
+        for one in psutil.process_iter(["environ", "status"]):
+            ours = (one.info["environ"] or {}).get("TMPDIR") == str(self.folder)
+            if ours and one.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(one)
         return found
 
@@ -155,6 +172,13 @@ class Run:
                 one.kill()
         for top in self.tops:
             top.wait()
+
+
+def is_trainer(process: psutil.Process) -> bool:
+    """Whether it is the trainer of an actor on Ray."""
+    with contextlib.suppress(psutil.Error):
+        return "marius_oac.training.trainer" in process.cmdline()
+    return False
 
 
 def wait_until(condition, seconds: float) -> bool:
@@ -203,7 +227,8 @@ def after(run: Run, case: Case, found: Sequence[psutil.Process]) -> tuple[str, f
     def over() -> bool:
         for top in run.tops:
             top.poll()
-        return all(each.pid in spared for each in run.there())
+        rays = case.way == "ray" and spared
+        return all(each.pid in spared or (rays and not is_trainer(each)) for each in run.there())
 
     def recovered() -> bool:
         again = {each.pid for each in run.there() if each.pid not in old}
@@ -262,7 +287,9 @@ def table(found: Sequence[tuple[Case, tuple[str, float, str]]]) -> Iterator[str]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=1, help="of each case")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=[way for way in WAYS if way != "ray" or find_spec("ray")]
+    )
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=list(SIGNALS))
     parser.add_argument("--seed", type=int, default=0)

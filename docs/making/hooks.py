@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from marius_oac.cli.commands import _parser as make_parser
-from marius_oac.data.prepare.registry import describe as table_of_datasets
+from marius_oac.data.logs.known import describe_datasets
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "build" / "notebooks"
@@ -51,7 +51,7 @@ def generated() -> dict[str, str]:
     """Pages by name."""
     return {
         "reference/commands.md": commands(),
-        "reference/datasets.md": DATASETS.format(table_of_datasets()),
+        "reference/datasets.md": DATASETS.format(describe_datasets()),
         "examples/README.md": examples(),
     }
 

@@ -240,9 +240,9 @@ def _config(args: argparse.Namespace) -> None:
 
 
 def _datasets(args: argparse.Namespace) -> None:
-    from marius_oac.data.prepare.registry import describe
+    from marius_oac.data.logs.known import describe_datasets
 
-    answer(describe())
+    answer(describe_datasets())
 
 
 def _topology(args: argparse.Namespace) -> None:

@@ -55,8 +55,8 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="+",
-        help="a click log (CSV, TSV, .gz, Parquet, libsvm; of several files the last one tests), a file of edges, or a "
-        "graph folder",
+        help="a click log (CSV, TSV, .gz, Parquet, libsvm; of several files the last one tests), a file of edges, a "
+        "graph folder, or a known click log's name and the folder of its files (marius-oac datasets)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the config to write (default: standard output)")
     parser.add_argument("--task", choices=sorted(KINDS), help="click log or graph (default: guessed, and said)")

@@ -49,7 +49,8 @@ def test_the_whole_road(command, config, tmp_path):
     code, out, _ = command("export", run)
     assert code == 0 and out == [f"{run}/export-safetensors"] and Path(out[0]).is_dir()
     code, out, _ = command("datasets")
-    assert code == 0 and out[0].split() == ["name", "nodes", "edges", "licence", "checksum", "address"]
+    assert code == 0 and out[2].split() == ["name", "nodes", "edges", "licence", "checksum", "address"]
+    assert "criteo-kaggle (criteo)" in out and "  licence: CC BY-NC-SA 4.0" in out
     assert next(line for line in out if line.startswith("codex-s ")).split()[1:5] == [
         "2,034",
         "36,543",

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.agent import LOST
 from marius_oac.nodes.launch.on_ray import cluster as on_ray_cluster
 from marius_oac.nodes.launch.on_ray import driver
@@ -230,6 +230,21 @@ def test_a_cluster_of_ray_start_is_given_the_token_that_this_user_has(tmp_path, 
     assert seen == [(given.get("RAY_ADDRESS", "here:1"), mode)]
     assert ("RAY_AUTH_MODE=token" in str(caught.value)) == (mode is None)
     assert os.environ.get("RAY_AUTH_MODE") == given.get("RAY_AUTH_MODE")
+
+
+def test_an_instance_that_does_not_start_is_one_line(monkeypatch):
+    def init(**options):
+        raise Exception("The current node timed out\nduring startup.")
+
+    shut: list[bool] = []
+    ray = SimpleNamespace(init=init, shutdown=lambda: shut.append(True), is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(on_ray_cluster, "running", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    line = "Ray: has not started: The current node timed out during startup"
+    with pytest.raises(NodeLost, match=line), on_ray_cluster.cluster(2):
+        raise AssertionError("it has started")
+    assert shut == [True]
 
 
 def test_who_uses_a_folder_is_killed_when_the_block_ends(tmp_path):

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marius_oac.cli.init.graph import begins_with_comment, known_graph, raw_graph
+from marius_oac.cli.init.known_log import known_log
 from marius_oac.cli.init.log import LogRequest, first_log, sample_of
 from marius_oac.config.errors import parse
 from marius_oac.config.task import build_config
 from marius_oac.data.dgl.csv_folders import META
 from marius_oac.data.logs.files import paths_of
 from marius_oac.data.logs.guess import looks_like_edges
+from marius_oac.data.logs.known import find_log
 from marius_oac.data.prepare.readers import check_readable
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import answer, logger, report
@@ -31,7 +33,7 @@ class InitRequest:
 
     Attributes:
         sources: files or patterns of a click log, one file of edges, a prepared graph's folder or an embedded one's
-            name.
+            name; or a known click log's name and the folder of its files.
         out: the file to write; None: standard output.
         is_graph: whether they are a graph, and not a click log; None: guessed, with a message.
         log: what is known of a click log.
@@ -72,6 +74,9 @@ def _described(request: InitRequest) -> tuple[str, list[str]]:
     name = str(request.out or "CONFIG.yaml")
     single = len(request.sources) == 1
     source = request.sources[0]
+    log = find_log(source)
+    if log is not None and request.is_graph is not True and not os.path.lexists(source):
+        return _read_back(*known_log(log, request.sources[1:], request.log))
     if single and request.is_graph is not False and not request.about_a_log and _is_known_graph(source):
         if os.path.exists(Path(source) / META) or Path(source).suffix == ".bin":
             raise InputError("a graph of dgl's: prepare it first (marius-oac prepare), then init its folder", source)

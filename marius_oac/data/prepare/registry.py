@@ -100,7 +100,8 @@ def find_dataset(name: str) -> KnownDataset:
         return names[name.lower()]
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.6)
     meant = list(dict.fromkeys(names[match].name for match in near))
-    hint = f"did you mean {' or '.join(meant)}?" if meant else f"known: {', '.join(d.name for d in DATASETS)}"
+    known = f"known: {', '.join(d.name for d in DATASETS)}; a click log is not prepared: marius-oac init"
+    hint = f"did you mean {' or '.join(meant)}?" if meant else known
     raise InputError(f"no such file, and no known data set of that name; {hint}", name)
 
 

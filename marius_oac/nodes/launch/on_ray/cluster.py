@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.agent import variables
 from marius_oac.nodes.launch.cluster import this_machine
 from marius_oac.nodes.launch.on_ray.reaper import reaping
@@ -42,6 +43,7 @@ def cluster(trainers: int) -> Iterator[ModuleType]:
 
     Raises:
         InputError: Ray is not installed, or nothing answers at RAY_ADDRESS.
+        NodeLost: an instance has not started.
     """
     named = os.environ.get("RAY_ADDRESS")
     address = named or running()
@@ -107,17 +109,23 @@ def _instance(ray: ModuleType, trainers: int) -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="marius-oac-", dir=short)
     with reaping(folder):
         try:
-            ray.init(
-                address="local",
-                num_cpus=each * trainers,
-                include_dashboard=False,
-                object_store_memory=_OBJECTS,
-                log_to_driver=False,
-                logging_level="ERROR",
-                _node_ip_address="127.0.0.1",
-                _temp_dir=folder,
-                _system_config=_HEALTH,
-            )
+            _start(ray, num_cpus=each * trainers, _temp_dir=folder)
             yield
         finally:
             ray.shutdown()
+
+
+def _start(ray: ModuleType, **options: Any) -> None:
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_OBJECTS,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address="127.0.0.1",
+            _system_config=_HEALTH,
+            **options,
+        )
+    except Exception as error:  # Ray raises a plain one where a process of its own has not come up
+        raise NodeLost("this machine's Ray", f"has not started: {' '.join(str(error).split())[:200]}") from error
