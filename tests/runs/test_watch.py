@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from marius_oac.cli.commands import main
 from marius_oac.errors import CheckpointError, InputError
+from marius_oac.runs.callbacks import Callbacks
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.metrics import MetricsFile
 from marius_oac.runs.report.history import read_history
@@ -22,6 +23,8 @@ from marius_oac.runs.watch.live import LiveRun
 from marius_oac.runs.watch.screen import Screen, sparkline, watch_in_terminal
 from marius_oac.runs.watch.server import PageServer
 from marius_oac.runs.watch.tail import Tail
+from marius_oac.training.local import open_run, train
+from tests.graphs import tiny_config
 from tests.runs.test_report import EVIL, Page, interval, made_up
 
 CHANGES = st.lists(
@@ -113,6 +116,23 @@ def test_a_run_that_is_killed_resumed_and_ends(graph, tmp_path):
     (path / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="leads out of the run's folder"):
         run.read()
+
+
+def test_a_run_that_is_watched_and_reported_has_the_bits_of_one_that_is_not(graph, finished, tmp_path):
+    path, pages, sizes, live = tmp_path / "run", [], set(), []
+
+    def look(result):
+        if result.batch_index % 7 == 3:
+            if not live:
+                live.append(LiveRun(path))
+                pages.append(LivePages(live[0], 0.0))
+            live[0].read()
+            sizes.add(len(pages[0].page("")[0]))  # the report of the run so far
+
+    summary = train(tiny_config(graph), path, callbacks=Callbacks(on_batch=look)).summary
+    plain = open_run(finished).summary
+    assert len(sizes) > 1 and [key for key in plain if "sha256" in key and plain[key] != summary[key]] == []
+    assert any("sha256" in key for key in plain)
 
 
 @pytest.fixture
