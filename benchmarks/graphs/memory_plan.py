@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,6 @@ from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 BOUND = 0.15
 ROW_BYTES = 808  # of dimension 100 with Adagrad
-UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 SETTINGS = {
     "ComplEx, oac, 4 in flight": [],
     "ComplEx, oac, 16 in flight": ["pipeline.in_flight=16"],
@@ -61,7 +59,7 @@ def make_pairs(folder: Path, nodes: int) -> Path:
 
 
 def measure(graph: Path, folder: Path, overrides: list[str]) -> tuple[int, int, str]:
-    """Trains an epoch; returns the planned and the peak bytes of the host, and the plan's line."""
+    """Trains an epoch; returns the planned and the peak bytes of the host, and what the command said."""
     tree = {
         "data": {"path": str(graph)},
         "model": {"dimension": 100},
@@ -81,9 +79,8 @@ def measure(graph: Path, folder: Path, overrides: list[str]) -> tuple[int, int, 
     said = (folder / "err").read_text()
     if process.returncode:
         sys.exit(said)
-    line = next(line for line in said.splitlines() if line.startswith("host"))
-    number, unit = re.match(r"host\s+([\d.]+) (MiB|GiB)", line).groups()
-    return int(float(number) * UNITS[unit]), peak, line
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    return summary["machine.planned_bytes.host"], peak, said
 
 
 def settings(nodes: int, disk: float | None) -> dict[str, list[str]]:

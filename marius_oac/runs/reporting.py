@@ -177,6 +177,10 @@ class SegmentReport:
         return statistics.median(loss for *_, loss in batches) if batches else None
 
 
+_BAR = "{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
+"""For tqdm: its own format leaves a bar of one character in 80 columns."""
+
+
 class TrainingProgress:
     """A bar over all batches of the run on a terminal, a line every ten seconds otherwise; both on standard error.
 
@@ -186,7 +190,8 @@ class TrainingProgress:
     def __init__(self, first: int, last: int, shown: bool = True):
         self._done, self._last, self._shown = first, last, shown
         self._next_line = time.monotonic() + LINE_SECONDS
-        self._bar = make_bar("batch", last, initial=first) if shown else None
+        form = {"desc": "training", "bar_format": _BAR, "unit_scale": True, "smoothing": 0}
+        self._bar = make_bar("batch", last, initial=first, **form) if shown else None
 
     @property
     def due(self) -> bool:
@@ -196,12 +201,13 @@ class TrainingProgress:
     def show(self, epoch: int, totals: Totals, position: int) -> None:
         """Shows the totals of the last batches, up to `position`."""
         gone, self._done, due = position - self._done, position, self.due
-        loss = f"loss {totals.mean_loss() or 0:.4f}, {totals.rate():,.0f} examples/s"
+        loss = f"loss {totals.mean_loss() or 0:.4f}, {totals.rate():,.0f}"
         if self._bar is not None:
-            self._bar.set_postfix_str(f"epoch {epoch + 1}, {loss}", refresh=False)
+            self._bar.set_description_str(f"epoch {epoch + 1}", refresh=False)
+            self._bar.set_postfix_str(f"{loss}/s", refresh=False)
             self._bar.update(gone)
         elif due:
-            self.say(f"epoch {epoch + 1}, batch {self._done:,} of {self._last:,}: {loss}")
+            self.say(f"epoch {epoch + 1}, batch {self._done:,} of {self._last:,}: {loss} examples/s")
         if due:
             self._next_line = time.monotonic() + (LINE_SECONDS if self._bar is None else BAR_SECONDS)
 

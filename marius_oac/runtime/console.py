@@ -27,6 +27,9 @@ from marius_oac.errors import InputError
 logger = logging.getLogger("marius_oac")
 _relayed = False
 
+BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
+"""Of `painted`: parameters of the terminal's sequence for colours (ECMA-48, SGR)."""
+
 
 @contextmanager
 def standard_error() -> Iterator[None]:
@@ -51,7 +54,7 @@ def standard_error() -> Iterator[None]:
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say(("note: " if record.levelno >= logging.WARNING else "") + record.getMessage())
+        say((painted("note:", YELLOW) + " " if record.levelno >= logging.WARNING else "") + record.getMessage())
 
 
 def say(text: str) -> None:
@@ -61,10 +64,14 @@ def say(text: str) -> None:
 
 
 def report(text: object) -> None:
-    """Writes the result of finished work to standard output, if possible; a failure to write is no error."""
+    """Writes the result of finished work to standard output, if possible; a failure to write is no error. Of several
+    lines the first is their title."""
     if _is_open(sys.stdout):
+        title, *lines = str(text).split("\n")
+        if lines and sys.stdout.isatty() and _wanted():
+            title = _in_colour(title, BOLD)
         try:
-            sys.stdout.write(f"{text}\n")
+            sys.stdout.write("\n".join([title, *lines, ""]))
             sys.stdout.flush()
         except OSError:
             _let_go(sys.stdout)
@@ -114,6 +121,24 @@ def let_go() -> None:
 def is_terminal() -> bool:
     """Whether standard error is a terminal, or another process relays it to one (`shown_on_a_terminal`)."""
     return _is_open(sys.stderr) and (_relayed or sys.stderr.isatty())
+
+
+def painted(text: str, colour: int) -> str:
+    """The text in a colour, or bold, for standard error; as it is where that is no terminal, or takes no colours."""
+    return _in_colour(text, colour) if shows_colours() else text
+
+
+def shows_colours() -> bool:
+    """Whether standard error is a terminal with colours, which the user has not refused (https://no-color.org)."""
+    return is_terminal() and _wanted()
+
+
+def _wanted() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _in_colour(text: str, colour: int) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 def shown_on_a_terminal() -> None:

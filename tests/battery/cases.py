@@ -25,7 +25,7 @@ class Case:
         where: what the line blames: file, line, key; "" where it blames nothing.
         what: how the line goes on.
         code: exit code.
-        notes: lines that stand above it; None: any number.
+        notes: lines that stand above it, a table being one; None: any number.
         made: what the command leaves in its folder, names as `glob` takes them; else nothing may change there.
         variables: of the environment; None: it is not set. Processes only.
     """
@@ -93,6 +93,7 @@ def wrong_lines(case: Case, said: str, specimens: Mapping[str, str]) -> str | No
     lines = said.splitlines()
     if "Traceback" in said:
         return "a traceback"
+    lines = [line for line in lines if not line.startswith("  ")]  # rows of a table
     if case.notes is not None and len(lines) != case.notes + bool(case.line):
         return f"{len(lines)} lines, {case.notes + bool(case.line)} were expected"
     if case.line and not lines[-1:] or case.line and not lines[-1].startswith(filled(case.line, specimens)):

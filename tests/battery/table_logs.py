@@ -48,7 +48,7 @@ def own(name: str, returned: str, what: str) -> Case:
         f"import marius_oac, torch\nclass Net(marius_oac.Network):\n def forward(self, inputs):\n  return {returned}\n"
     )
     files = {"c.yaml": CTR.replace("lr,", "'own.py:Net',"), "log.csv": LOG, "own.py": text}
-    return Case(name, "train c.yaml --out r", files, "model.network", what, notes=3, made=("r", "r/**/*"))
+    return Case(name, "train c.yaml --out r", files, "model.network", what, notes=2, made=("r", "r/**/*"))
 
 
 def guess(name: str, content, where: str = "", what: str = "", options: str = "", file: str = "log.csv") -> Case:
@@ -205,7 +205,7 @@ CASES = [
     Case("log-out-is-a-file", "train c.yaml --out r", {"c.yaml": CTR, "log.csv": LOG, "r": "x"},
          "r", "exists already; choose another --out, or go on with: marius-oac resume r"),
     Case("log-out-below-a-file", "train c.yaml --out f/r", {"c.yaml": CTR, "log.csv": LOG, "f": "x"},
-         "f/r", "can't be written: Not a directory", notes=3),
+         "f/r", "can't be written: Not a directory", notes=2),
     schema("schema-no-features", "data={train: log.csv, label: click, ignored: [age, user, item]}",
          "data.categorical", "the schema names no feature; the columns are, with a guess of each: age"),
     schema("schema-train-empty-list", "data.train=[]", "--set data.train", "must name at least one, not []"),

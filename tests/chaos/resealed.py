@@ -135,7 +135,7 @@ class _Cases:
         return code, self._fault(words, code, raised, lines, before, elsewhere)
 
     def _fault(self, words, code, raised, lines, before, elsewhere) -> str | None:
-        said = [line for line in lines if not line.startswith(("note: ", "host ", "disk ", "epoch ", "  "))]
+        said = [line for line in lines if not line.startswith(("note: ", "memory plan ", "epoch ", "  "))]
         if raised:
             return raised
         if any("Traceback" in line for line in lines):

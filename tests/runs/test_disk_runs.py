@@ -329,6 +329,7 @@ def test_room_is_looked_for_where_the_pages_go(make, command, tmp_path, monkeypa
     pages.mkdir()
     free[str(pages)] = 1 << 30
     code, _, err = command(*argv)
-    assert code == 0 and any(re.match(r"pages .* of 1.00 GiB free: tables .*, checkpoints", line) for line in err)
+    plan = "\n".join(err)
+    assert code == 0 and re.search(r"^memory plan .* storage\.path\n(.*\n)*?  free .* 1\.00 GiB\n", plan, re.M)
     free |= {str(pages): (needed - 1) << 20, str(run): 1 << 20}
     assert command("resume", run, "--set", "training.epochs=2")[0] == 0

@@ -14,7 +14,7 @@ from benchmarks.graphs.memory_plan import BOUND, make_graph, measure
 from marius_oac.data.batches.rank_slice import RankSlice, with_share
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
-from marius_oac.runs.memory.plan import MemoryPlan, Need
+from marius_oac.runs.memory.plan import PLACES, MemoryPlan, Need
 from marius_oac.runs.session import Session
 from marius_oac.runtime.machine import cgroups
 from marius_oac.tasks.ctr.build import make_ctr_network, tables_of
@@ -101,9 +101,25 @@ def test_what_fits_is_printed(capsys):
         Need("disk", "checkpoints", 1 << 20, "checkpoint.keep"),
     )
     MemoryPlan(needs, {"host": 4 << 30, "disk": 1 << 30}).announce()  # mapped pages need not fit
-    host, disk = capsys.readouterr().err.splitlines()
-    assert " ".join(host.split()) == "host 12.00 GiB of 4.00 GiB free: tables 3.00 GiB, edges 9.00 GiB"
-    assert " ".join(disk.split()) == "disk 1 MiB of 1.00 GiB free: checkpoints 1 MiB"
+    assert capsys.readouterr().err == (
+        "memory plan            host          disk\n"
+        "  tables           3.00 GiB\n"
+        "  edges            9.00 GiB\n"
+        "  checkpoints                       1 MiB\n"
+        "  together        12.00 GiB         1 MiB\n"
+        "  free             4.00 GiB      1.00 GiB\n"
+    )
+
+
+def test_small_parts_are_one_row_and_any_plan_fits_a_narrow_terminal():
+    small = [Need("host", "edges", 100_000, None), Need("pages", "keys", 1 << 19, None)]
+    large = [Need(place, "tables", 9 << 40, None) for place in PLACES]
+    lines = str(MemoryPlan((*small, *large), dict.fromkeys(PLACES, 1 << 44))).splitlines()
+    assert lines[0].split() == ["memory", "plan", "host", "storage.path", "device", "disk"]
+    assert [line.split()[0] for line in lines[1:]] == ["tables", "the", "together", "free"]
+    assert lines[2].split() == ["the", "rest", "<", "1", "MiB", "<", "1", "MiB"]
+    assert max(map(len, lines)) < 80 and len({len(line) for line in (lines[0], *lines[-2:])}) == 1
+    assert "edges" in str(MemoryPlan((small[0], *large), dict.fromkeys(PLACES, 1 << 44)))  # as the only small one
 
 
 @pytest.mark.parametrize("place, word", [("host", "memory"), ("device", "memory"), ("disk", "space")])

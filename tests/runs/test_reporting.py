@@ -3,6 +3,7 @@
 import io
 import math
 import random
+import re
 import sys
 
 import pytest
@@ -102,9 +103,30 @@ def test_progress(monkeypatch, terminal):
             progress.show(0, Totals(batches=10, examples=100, loss=50.0, seconds=1.0), position)
         progress.say("epoch 1 of 2")
     said = screen.getvalue()
-    assert "epoch 1 of 2" in said and "loss 0.5000, 100 examples/s" in said
+    assert "epoch 1 of 2" in said and "loss 0.5000, 100" in said
     if not terminal:
         assert said.splitlines() == ["epoch 1, batch 25 of 50: loss 0.5000, 100 examples/s", "epoch 1 of 2"]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_bar_has_room_to_move(monkeypatch, columns):
+    """Also of a large run, of a million batches."""
+
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with TrainingProgress(0, 1_000_000) as progress:
+        progress._bar.dynamic_ncols = lambda file: (columns, 40)
+        progress.show(99, Totals(batches=500_000, examples=10**9, loss=5e8, seconds=1e3), 500_000)
+        progress._bar.refresh()
+    line = screen.getvalue().split("\r")[-3]
+    assert re.fullmatch(r"epoch 100  50% \|#+\d? *\| 500k/1.00M, [\d:]+ left, loss 0.5000, 1,000,000/s", line)
+    bar = line.split("|")[1]
+    assert len(bar) >= columns - 66 and abs(bar.count("#") - len(bar) / 2) <= 1 and len(line) <= columns
 
 
 @pytest.mark.parametrize("terminal", [False, True])

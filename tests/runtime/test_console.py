@@ -1,6 +1,7 @@
 """Streams that are closed, full or gone: they stop no work, and the exit code is that of the work."""
 
 import errno
+import io
 import os
 import subprocess
 import sys
@@ -53,6 +54,35 @@ def streams(monkeypatch):
 
 ALL = ("none", "full", "closed", "pipe", "terminal")
 RECORDS = {"terminal": errno.EIO, "full": errno.ENOSPC}
+
+
+@pytest.mark.parametrize(("environment", "terminal", "colours"), [
+    ({"TERM": "xterm"}, True, True), ({"TERM": "xterm", "NO_COLOR": ""}, True, True), ({"TERM": "xterm"}, False, False),
+    ({"TERM": "xterm", "NO_COLOR": "1"}, True, False), ({"TERM": "dumb"}, True, False), ({}, True, False),
+])  # fmt: skip
+def test_a_terminal_has_colours_unless_they_are_refused(monkeypatch, environment, terminal, colours):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Screen())
+    with console.standard_error():
+        console.logger.warning("a note")
+        console.report("title\n  a row")
+        console.report("a path")
+    said = {"out": sys.stdout.getvalue(), "err": sys.stderr.getvalue()}
+    assert cli.main(["trian"]) == 2
+    wrong = sys.stderr.getvalue().removeprefix(said["err"])
+    if colours:
+        assert said == {"out": "\x1b[1mtitle\x1b[0m\n  a row\na path\n", "err": "\x1b[33mnote:\x1b[0m a note\n"}
+        assert wrong.startswith("\x1b[31mmarius-oac:\x1b[0m ")
+    else:
+        assert said == {"out": "title\n  a row\na path\n", "err": "note: a note\n"} and "\x1b" not in wrong
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -12,7 +12,7 @@ def test_a_program_that_calls_it_has_records_and_a_command_has_lines(graph, tmp_
     config = tiny_config(graph, "training.epochs=1", "training.optimizer.kind=sgd", "training.optimizer.beta1=0.5")
     said = "training.optimizer.beta1 does nothing here"
     marius_oac.train(config, tmp_path / "as a command")
-    assert f"note: {said}" in (lines := capsys.readouterr().err) and "\nhost  " in f"\n{lines}"
+    assert f"note: {said}" in (lines := capsys.readouterr().err) and "memory plan  " in lines
     with monkeypatch.context() as patch:  # as it is where no command has set it up
         patch.setattr(logger, "handlers", [])
         patch.setattr(logger, "propagate", True)
@@ -21,7 +21,8 @@ def test_a_program_that_calls_it_has_records_and_a_command_has_lines(graph, tmp_
             marius_oac.train(config, tmp_path / "as a library")
     assert "note: " not in capsys.readouterr().err
     assert [record.levelname for record in caplog.records if record.getMessage().startswith(said)] == ["WARNING"]
-    assert [record.levelname for record in caplog.records if record.getMessage().startswith("host  ")] == ["INFO"]
+    plans = [record for record in caplog.records if record.getMessage().startswith("memory plan  ")]
+    assert [record.levelname for record in plans] == ["INFO"]
 
 
 def test_after_a_command_the_logger_is_as_it_was(monkeypatch):

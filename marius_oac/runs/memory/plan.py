@@ -90,13 +90,25 @@ class MemoryPlan:
                 )
 
     def __str__(self) -> str:
-        lines = []
-        for place in self.places:
-            parts = ", ".join(f"{need.what} {size_text(need.num_bytes)}" for need in self.needs if need.place == place)
-            lines.append(
-                f"{place:<7}{size_text(self.total(place)):>10} of {size_text(self.available[place])} free: {parts}"
-            )
-        return "\n".join(lines)
+        """A table with a column for each place. What takes less than a MiB everywhere is summed."""
+        places = self.by_place()
+        names = dict.fromkeys(need.what for need in self.needs)
+        sizes = {name: [places[place].get(name, 0) for place in places] for name in names}
+        small = [name for name, each in sizes.items() if max(each) < _MIB]
+        if len(small) > 1:
+            sizes["the rest"] = [sum(each) for each in zip(*(sizes.pop(name) for name in small), strict=True)]
+        rows = [[name, *(_cell(size) for size in each)] for name, each in sizes.items()]
+        rows.append(["together", *(_cell(self.total(place)) for place in places)])
+        rows.append(["free", *(size_text(self.available[place]) for place in places)])
+        title = ["memory plan", *(("storage.path" if place == "pages" else place) for place in places)]
+        lines = [title, *([f"  {name}", *cells] for name, *cells in rows)]
+        first = max(len(name) for name, *_ in lines)
+        texts = ("".join([name.ljust(first), *(f"{cell:>14}" for cell in cells)]) for name, *cells in lines)
+        return "\n".join(text.rstrip() for text in texts)
+
+
+def _cell(size: int) -> str:
+    return "" if not size else size_text(size) if size >= _MIB else "< 1 MiB"
 
 
 def _most_of(parts: Sequence[Need], available: int) -> str:
