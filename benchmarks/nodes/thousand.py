@@ -1,15 +1,18 @@
 """What a shard's part of a batch costs as trainers are added: the state machine itself, without a network.
 
-    python -m benchmarks.nodes.thousand [--trainers 8 64 256 1000] [--rows 64] [--in-flight 8] [--batches 5]
+    python -m benchmarks.nodes.thousand [--trainers 8 64 256 1000] [--rows 64] [--in-flight 8] [--batches 20]
+        [--parts]
 
 Each trainer pulls `--rows` rows of 64 floats of a shard for each batch, `--in-flight` batches ahead, and pushes
 gradients. Processor milliseconds of a batch of all trainers are printed, by message, with what the rows alone cost: one
-read, one sum and one update of all rows of the batch at once.
+read, one sum and one update of all rows of the batch at once. With `--parts` a batch has virtual parts, the least power
+of two from the number of trainers on.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +20,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from marius_oac.config.sections import OptimizerConfig
-from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.nodes.parts.blocks import blocks_of, parts_of
+from marius_oac.nodes.shards.bags import Picks
+from marius_oac.nodes.shards.gathered import added_up
 from marius_oac.nodes.shards.shard import Out, Shard
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.transport import messages
@@ -37,10 +42,12 @@ def _table() -> NumberedTable:
 class _Trainers:
     """All trainers of a shard, in turns."""
 
-    def __init__(self, count: int, rows: int, in_flight: int):
+    def __init__(self, count: int, rows: int, in_flight: int, parts: int | None):
         self.count, self._rows, self._in_flight = count, rows, in_flight
         self.table = _table()
-        self._shard = Shard([self.table], count, ahead=in_flight + 1)
+        self._shard = Shard([self.table], count, ahead=in_flight + 1, parts=parts)
+        owned = [range(1)] * count if parts is None else [parts_of(number, count, parts) for number in range(count)]
+        self._blocks = [len(blocks_of(each, parts or 1)) for each in owned]
         self._random = np.random.default_rng(count)
         self.spent: Counter[str] = Counter()
         for batch in range(in_flight):
@@ -53,9 +60,11 @@ class _Trainers:
     def batch(self, number: int) -> None:
         """Trains a batch: its pushes, and the pulls of one that is `in_flight` later."""
         self._pull(number + self._in_flight)
-        gradients = [np.full((self._rows, DIMENSION), 0.01, np.float32) for _ in range(self.count)]
-        pushes = [messages.Push(number, [each], 1 / self.count) for each in gradients]
-        self._tell("push", pushes)
+        self._tell("push", [messages.Push(number, self._gradients(each), 1 / self.count) for each in self._blocks])
+
+    def _gradients(self, blocks: int) -> list[np.ndarray]:
+        values = np.full((blocks * self._rows, DIMENSION), 0.01, np.float32)
+        return [values] if blocks == 1 else [np.full((blocks, -(-self._rows // 8)), 255, np.uint8), values]
 
     def _pull(self, batch: int) -> None:
         self._tell("pull", [messages.Pull(batch, [self.asked()]) for _ in range(self.count)])
@@ -73,9 +82,11 @@ def _floor(trainers: _Trainers, timestamp: int) -> float:
     """Seconds of reading, adding up and updating the rows of a batch at once."""
     asked = [np.unique(trainers.asked()) for _ in range(trainers.count)]
     gradients = [np.full((each.size, DIMENSION), 0.01, np.float32) for each in asked]
+    every = np.unique(np.concatenate(asked))
     began = time.process_time()
-    trainers.table.read(np.unique(np.concatenate(asked)))
-    rows, total = kernels.added_up(asked, gradients, [1 / trainers.count] * trainers.count, ROWS)
+    trainers.table.read(every)
+    picks = [Picks.of(np.arange(each.size), None) for each in asked]
+    rows, total = added_up(asked, picks, gradients, [1 / trainers.count] * trainers.count, ROWS)
     trainers.table.apply(rows, total, timestamp, 1.0)
     return time.process_time() - began
 
@@ -86,11 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trainers", type=int, nargs="+", default=[8, 64, 256, 1000])
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--in-flight", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--parts", action="store_true")
     given = parser.parse_args(arguments)
+    gc.freeze()  # as a trainer's process does when all is imported: what stays is not looked through again
     print("| trainers | ms of a batch | its pulls | its pushes, sums, patches | rows alone |\n|---|---|---|---|---|")
     for count in given.trainers:
-        trainers = _Trainers(count, given.rows, given.in_flight)
+        parts = 1 << (count - 1).bit_length() if given.parts else None
+        trainers = _Trainers(count, given.rows, given.in_flight, parts)
         trainers.batch(0)  # compiles kernels
         trainers.spent.clear()
         for number in range(1, given.batches + 1):

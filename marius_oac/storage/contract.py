@@ -93,6 +93,10 @@ class RowLayout:
             buffer_row_bytes=4 * self.width,
         )
 
+    def reading(self, table: kernels.Table) -> dict[int, kernels.Table]:
+        """What reads so many elements of each row of a table: see `RowAccess.read`."""
+        return {elements: table.reading(elements) for elements in (0, self.dimension, self.width)}
+
 
 class Block(NamedTuple):
     """Consecutive rows of a table."""
@@ -119,9 +123,13 @@ class RowAccess(ABC):
         """The number of rows."""
 
     def read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
-        """Copies rows to `into`, float32 [n, width], and their timestamps to `timestamps`, int64 [n]."""
+        """Copies rows to `into`, float32 [n, width], and their timestamps to `timestamps`, int64 [n].
+
+        With `into` [n, dimension] only values are copied, with [n, 0] only timestamps.
+        """
         self._check_rows(rows)
-        check_array(self.name, "into", into, np.float32, (rows.size, self.layout.width), written=True)
+        columns = into.shape[-1] if into.shape[-1:] in ((0,), (self.layout.dimension,)) else self.layout.width
+        check_array(self.name, "into", into, np.float32, (rows.size, columns), written=True)
         check_array(self.name, "timestamps", timestamps, np.int64, (rows.size,), written=True)
         self._read(rows, into, timestamps)
 

@@ -39,6 +39,7 @@ class MemoryStore(ParameterStore):
         self._memory = np.frombuffer(self._make_memory(size), np.uint8, size)
         memory_policy(self._memory.ctypes.data, size, policy, f"table {name}")
         self._table = layout.table_at(self._memory.ctypes.data)
+        self._reading = layout.reading(self._table)
         self._fill()
 
     def _make_memory(self, num_bytes: int) -> mmap.mmap:
@@ -59,7 +60,7 @@ class MemoryStore(ParameterStore):
                 pass
 
     def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
-        kernels.read(self._table, rows, into, timestamps)
+        kernels.read(self._reading[into.shape[1]], rows, into, timestamps)
 
     def _commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
         return kernels.commit(self._table, rows, values, timestamp)
@@ -82,7 +83,7 @@ class MemoryStore(ParameterStore):
     def _release(self) -> None:
         # The memory is unmapped with its last view; the table's address is invalid then.
         self._memory = self._memory[:0].copy()
-        del self._table
+        del self._table, self._reading
 
 
 def apply_locked(

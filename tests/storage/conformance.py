@@ -43,8 +43,8 @@ def initial_rows(initial, num_rows, layout):
     return rows
 
 
-def read(store, rows):
-    into = np.full((len(rows), store.layout.width), np.nan, np.float32)
+def read(store, rows, columns=None):
+    into = np.full((len(rows), store.layout.width if columns is None else columns), np.nan, np.float32)
     timestamps = np.full(len(rows), -7, np.int64)
     store.read(rows, into, timestamps)
     return into, timestamps
@@ -102,8 +102,11 @@ class StoreConformance(Making):
                     arguments = (rows, matrix(len(rows), layout.width), timestamp)
                 assert getattr(store, call)(*arguments) == getattr(naive, call)(*arguments)
                 some = data.draw(subsets)
-                for found, expected in zip(read(store, some), naive.read(some.tolist()), strict=True):
-                    np.testing.assert_array_equal(found, expected)
+                values, stamps = naive.read(some.tolist())
+                for columns in (layout.width, layout.dimension, 0):
+                    found = read(store, some, columns)
+                    np.testing.assert_array_equal(found[0], values[:, :columns])
+                    np.testing.assert_array_equal(found[1], stamps)
             for found, expected in zip(read_all(store), naive.read(range(num_rows)), strict=True):
                 np.testing.assert_array_equal(found, expected)
             assert store.fingerprint() == naive.fingerprint()
@@ -278,6 +281,9 @@ class StoreConformance(Making):
             read_only.flags.writeable = False
             with pytest.raises(ValueError, match="into must be C-contiguous and aligned and writable"):
                 store.read(ids(0, 1), read_only, ids(0, 0))
+            for into in (filled(2, 5, 0), filled(3, 4, 0), filled(1, 0, 0), np.float32(0)):
+                with pytest.raises(ValueError, match="into must be float32"):
+                    store.read(ids(0, 1), into, ids(0, 0))
             assert store.commit(ids(0, 1), read_only, 1) == 0
             for first, *timestamps in ((4, 0, 0), (-1, 0, 0), (0, -2, 0), (0, 0, MAX_TIMESTAMP + 1)):
                 with pytest.raises(ValueError, match="table 'zeros'"):

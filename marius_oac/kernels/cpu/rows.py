@@ -56,6 +56,16 @@ class Table(NamedTuple):
     buffer_offset: int
     buffer_row_bytes: int
 
+    def reading(self, elements: int) -> "Table":
+        """That of a buffer with so many elements of each row: all, those of the value, or none, but timestamps."""
+        if 4 * elements == self.buffer_row_bytes:
+            return self
+        wide = 0 if self.bfloat16 else 4 * elements
+        row_bytes, buffer_row_bytes = WORD_BYTES + (wide or 2 * elements), 4 * elements
+        return self._replace(
+            row_bytes=row_bytes, dimension=elements, float_bytes=wide, buffer_row_bytes=buffer_row_bytes
+        )
+
 
 @inlined
 def timestamp_of(word):
@@ -147,7 +157,7 @@ def first_misplaced(rows, num_rows):
 
 @compiled
 def read(table, rows, into, timestamps):
-    """Copies rows to `into`, float32 [n, width], and their timestamps, taking no lock."""
+    """Copies rows to `into`, float32 [n, width] or as `Table.reading` says, and their timestamps, taking no lock."""
     base, row_bytes, target = table.address, table.row_bytes, atomics.address_of(into)
     buffer_row_bytes, stride = table.buffer_row_bytes, table.stride
     ahead = _rows_ahead(row_bytes)
@@ -248,10 +258,13 @@ def restore(table, rows, values, timestamps):
 @compiled
 def lock_rows(table, rows, values, held):
     """Takes the lock bits in ascending order and copies the rows to `values`; `held` gets the words as they were."""
-    target = atomics.address_of(values)
-    buffer_row_bytes = table.buffer_row_bytes
+    base, row_bytes, target = table.address, table.row_bytes, atomics.address_of(values)
+    buffer_row_bytes, stride = table.buffer_row_bytes, table.stride
+    ahead = _rows_ahead(row_bytes)
     for i in range(rows.size):
-        at = table.address + rows[i] * table.stride
+        if i + ahead < rows.size:
+            _prefetch_for_writing(base + rows[i + ahead] * stride, row_bytes)
+        at = base + rows[i] * stride
         held[i] = _lock(at)
         _copy_out(table, at, target + i * buffer_row_bytes)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from marius_oac.kernels.cpu.jit import compiled
-from marius_oac.kernels.cpu.relabel import relabel
 
 
 def spread(values: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -24,6 +23,15 @@ def spread_into(values, index, out):
         row = index[i]
         for j in range(values.shape[1]):
             out[i, j] = values[row, j]
+
+
+@compiled
+def all_below(rows, bound):
+    """Whether all rows are from 0 to `bound` - 1."""
+    inside = True
+    for i in range(rows.size):
+        inside &= 0 <= rows[i] < bound
+    return inside
 
 
 @compiled
@@ -60,26 +68,6 @@ def _scatter(values, places, into):
         place = places[i]
         for j in range(values.shape[1]):
             into[place, j] = values[i, j]
-
-
-def added_up(
-    rows: Sequence[np.ndarray], gradients: Sequence[np.ndarray], shares: Sequence[float], bound: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The union of some sorted unique rows, and the sums of share * gradient of those who have them, in their order.
-
-    Args:
-        rows: int64 [n_r], ascending. gradients: float32 [n_r, D]. shares: of each, 0 to 1.
-        bound: rows are below it.
-    """
-    if len(rows) == 1 and shares[0] == 1.0:
-        return rows[0], gradients[0]
-    union = np.concatenate(rows)
-    places = np.split(union, np.cumsum([each.size for each in rows])[:-1])
-    union = relabel(union, bound).copy()
-    total, begun = np.empty((union.size, gradients[0].shape[1]), np.float32), np.zeros(union.size, np.bool_)
-    for index, gradient, share in zip(places, gradients, shares, strict=True):
-        add(index, gradient, np.float32(share), begun, total)
-    return union, total
 
 
 def tree_sum(
@@ -147,6 +135,69 @@ def join(others, other, begun, total):
 
 
 @compiled
+def sort_by_row(places, starts, order):
+    """The terms of each row, in their order: those of row i are `order[starts[i]:starts[i + 1]]`.
+
+    `places`, int64 [n], are the rows of the terms; `starts`, int64 [rows + 1], is zero before.
+    """
+    for i in range(places.size):
+        starts[places[i] + 1] += 1
+    for row in range(1, starts.size):
+        starts[row] += starts[row - 1]
+    for i in range(places.size):
+        order[starts[places[i]]] = i
+        starts[places[i]] += 1
+    for row in range(starts.size - 1, 0, -1):
+        starts[row] = starts[row - 1]
+    starts[0] = 0
+
+
+@compiled
+def tree_sums(order, starts, slots, shares, gradients, block, sums, total):
+    """`tree_sum` of each row by itself: `total[i]` is the sum of the terms of row i, as `sort_by_row` has them.
+
+    Args:
+        slots, shares: of each term, int64 [n] and float32 [n]; slots ascend. gradients: float32 [n, D].
+        block, sums: work arrays, int64 [depth, 2] and float32 [depth, D]; depth is at least 1, slots are below 2^depth.
+    """
+    for row in range(starts.size - 1):
+        top, last = np.int64(-1), np.int64(-1)
+        for at in range(starts[row], starts[row + 1]):
+            term = order[at]
+            slot, share = slots[term], shares[term]
+            if slot != last:
+                while top >= 0 and block[top, 0] // (2 * block[top, 1]) != slot // (2 * block[top, 1]):
+                    top = _grow_top(block, sums, top)
+                if top < 0 or block[top, 1] != 1:
+                    top, last = top + 1, slot
+                    block[top, 0], block[top, 1] = slot, 1
+                    for j in range(total.shape[1]):
+                        sums[top, j] = share * gradients[term, j]
+                    continue
+                block[top, 0], block[top, 1] = slot // 2 * 2, 2
+            last = slot
+            for j in range(total.shape[1]):
+                sums[top, j] += share * gradients[term, j]
+        while top > 0:
+            top = _grow_top(block, sums, top)
+        for j in range(total.shape[1]):
+            total[row, j] = sums[0, j]
+
+
+@compiled
+def _grow_top(block, sums, top):
+    """Makes the last block twice as long; one that begins there already takes it in. Returns the number of the last."""
+    size = 2 * block[top, 1]
+    block[top, 0], block[top, 1] = block[top, 0] // size * size, size
+    if top == 0 or block[top - 1, 0] // size != block[top, 0] // size:
+        return top
+    for j in range(sums.shape[1]):
+        sums[top - 1, j] += sums[top, j]
+    block[top - 1, 0], block[top - 1, 1] = block[top, 0], size
+    return top - 1
+
+
+@compiled
 def add(index, gradients, share, begun, total):
     """Adds `share * gradients[i]` to `total[index[i]]`; the first one of a row assigns it and marks it in `begun`."""
     for i in range(index.size):
@@ -155,6 +206,20 @@ def add(index, gradients, share, begun, total):
             for j in range(total.shape[1]):
                 total[row, j] += share * gradients[i, j]
         else:  # assigned, so that a lone -0.0 stays one
+            begun[row] = True
+            for j in range(total.shape[1]):
+                total[row, j] = share * gradients[i, j]
+
+
+@compiled
+def add_weighted(index, gradients, shares, begun, total):
+    """As `add`, with a share of each gradient, float32 [n]."""
+    for i in range(index.size):
+        row, share = index[i], shares[i]
+        if begun[row]:
+            for j in range(total.shape[1]):
+                total[row, j] += share * gradients[i, j]
+        else:
             begun[row] = True
             for j in range(total.shape[1]):
                 total[row, j] = share * gradients[i, j]

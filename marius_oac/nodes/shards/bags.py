@@ -9,6 +9,7 @@ Guarantees: every sum is in the order of the message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,7 @@ class Bags:
         return cls(singles, index, offsets)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Picks:
     """Says from which of n rows the values of an answer are made: first single rows, then sums.
 
@@ -83,6 +84,19 @@ class Picks:
             return cls(index, _NONE, _NO_SUMS)
         return cls(index[: bags.singles].copy(), index[bags.index], bags.offsets.astype(np.int64))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Picks], counts: Sequence[int]) -> Picks:
+        """Returns the picks of one answer to all of these pulls, each of so many rows, which follow each other. The
+        single rows of all pulls come first, then the sums of all."""
+        starts = np.cumsum([0, *counts[:-1]])
+        singles, summed = [each.singles for each in parts], [each.summed for each in parts]
+        values, ends = [each.size for each in summed], [each.offsets[1:] for each in parts]
+        return cls(
+            np.concatenate(singles) + np.repeat(starts, [each.size for each in singles]),
+            np.concatenate(summed) + np.repeat(starts, values),
+            np.concatenate((_NO_SUMS, *ends)) + np.repeat(np.cumsum([0, 0, *values[:-1]]), [1, *map(len, ends)]),
+        )
+
     @property
     def size(self) -> int:
         """k + s, the values of an answer."""
@@ -92,7 +106,8 @@ class Picks:
         """Returns the answer, float32 [k + s, D], from the values of the rows, float32 [n, D]."""
         out = np.empty((self.size, rows.shape[1]), np.float32)
         kernels.spread_into(rows, self.singles, out)
-        kernels.sum_into(rows, self.summed, self.offsets, out[self.singles.size :])
+        if self.summed.size:
+            kernels.sum_into(rows, self.summed, self.offsets, out[self.singles.size :])
         return out
 
     def by_row(self, gradients: np.ndarray, count: int) -> np.ndarray:
@@ -102,14 +117,16 @@ class Picks:
         """
         total, begun = np.empty((count, gradients.shape[1]), np.float32), np.zeros(count, np.bool_)
         kernels.add(self.singles, gradients[: self.singles.size], np.float32(1), begun, total)
-        kernels.add_sums(self.summed, self.offsets, gradients[self.singles.size :], begun, total)
+        if self.summed.size:
+            kernels.add_sums(self.summed, self.offsets, gradients[self.singles.size :], begun, total)
         return total
 
     def holding(self, rows: np.ndarray) -> np.ndarray:
         """Returns the positions in the answer, int64, ascending, that depend on any marked row, bool [n]."""
         found = np.empty(self.size, np.bool_)
         found[: self.singles.size] = rows[self.singles]
-        kernels.any_of(rows, self.summed, self.offsets, found[self.singles.size :])
+        if self.summed.size:
+            kernels.any_of(rows, self.summed, self.offsets, found[self.singles.size :])
         return np.flatnonzero(found)
 
     def take(self, places: np.ndarray) -> Picks:

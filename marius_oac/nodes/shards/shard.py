@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.gba.dispatch_server import DispatchServer
 from marius_oac.nodes.parts.blocks import blocks_of, parts_of
 from marius_oac.nodes.shards.bags import Bags, Picks
+from marius_oac.nodes.shards.gathered import added_up, patches, tree_sums
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Frames
@@ -51,7 +51,7 @@ Asked = Sequence[tuple[Any, Bags | None]]
 """What a pull asks for, of each table: `ShardTable.pulled`."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Pull:
     """What a trainer was sent for a batch.
 
@@ -66,7 +66,7 @@ class _Pull:
     applied: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _Push:
     """A push.
 
@@ -257,19 +257,24 @@ class Shard:
         self._apply(places, batch_index, [message.share for message in pushed])
         self.applied = batch_index
         self._stop_at = min(self._stop_at, *(message.stop_at for message in pushed))
-        return [(trainer, self._news(trainer, batch_index)) for trainer in range(self._trainers)]
+        return self._news(batch_index)
 
-    def _news(self, trainer: int, batch_index: int) -> Message:
-        """Returns what a trainer is sent after a batch is applied: a patch if it has pulled the next one."""
-        pull = self._pulls.get((trainer, batch_index + 1))
-        if pull is None:
-            return messages.Applied(batch_index, self._stop_at)
-        arrays = []
-        for table, rows, picks in zip(self.tables, pull.rows, pull.picks, strict=True):
-            places = picks.holding(table.timestamps(rows) > pull.applied)
-            needed, newer = picks.take(places).compact(rows.size)
-            arrays += [places, table.format.sent(newer.values(table.read(rows[needed])))]
-        return messages.Patch(batch_index + 1, arrays, self._stop_at)
+    def _news(self, batch_index: int) -> list[Out]:
+        """Returns what trainers are sent after a batch is applied: a patch to those that have pulled the next one."""
+        places = [(trainer, batch_index + 1) for trainer in range(self._trainers)]
+        found = {place[0]: self._pulls[place] for place in places if place in self._pulls}
+        news: dict[int, list[np.ndarray]] = {trainer: [] for trainer in found}
+        pulls = list(found.values())
+        seen = [each.applied for each in pulls]
+        for number, table in enumerate(self.tables if pulls else ()):
+            about = [each.rows[number] for each in pulls], [each.picks[number] for each in pulls]
+            for arrays, newer in zip(news.values(), patches(table, *about, seen), strict=True):
+                arrays += newer
+        applied = messages.Applied(batch_index, self._stop_at)
+        return [
+            (trainer, messages.Patch(batch_index + 1, news[trainer], self._stop_at) if trainer in news else applied)
+            for trainer in range(self._trainers)
+        ]
 
     def _apply(self, places: list[tuple[int, int]], timestamp: int, shares: list[float]) -> None:
         pulls, pushes = [self._taken(place) for place in places], [self._pushes.pop(place) for place in places]
@@ -277,16 +282,10 @@ class Shard:
             self._apply_blocks(pulls, pushes, timestamp)
             return
         for number, table in enumerate(self.tables):
-            rows, gradients = kernels.added_up(
-                [pull.rows[number] for pull in pulls],
-                [
-                    pull.picks[number].by_row(push.gradients[number], pull.rows[number].size)
-                    for pull, push in zip(pulls, pushes, strict=True)
-                ],
-                shares,
-                table.store.capacity,
-            )
-            table.apply(rows, gradients, timestamp, pushes[0].message.factor)
+            about = [each.rows[number] for each in pulls], [each.picks[number] for each in pulls]
+            gradients = [each.gradients[number] for each in pushes]
+            rows, total = added_up(*about, gradients, shares, table.store.capacity)
+            table.apply(rows, total, timestamp, pushes[0].message.factor)
 
     def _apply_blocks(self, pulls: Sequence[_Pull], pushes: Sequence[_Push], timestamp: int) -> None:
         """As `_apply`, with sums in the tree of blocks. A push of share 0 has none of them."""
@@ -299,11 +298,8 @@ class Shard:
         slots, shares = [slot for slot, *_ in chosen], [share for *_, share in chosen]
         for number, table in enumerate(self.tables):
             of_block = [rows[number][sums[number][0]] for _, rows, sums, _ in chosen]
-            union = np.concatenate([np.zeros(0, np.int64), *of_block])
-            index = np.split(union, np.cumsum([each.size for each in of_block], dtype=np.int64))[:-1]
-            found = relabel(union, table.store.capacity).copy()
             gradients = [sums[number][1] for _, _, sums, _ in chosen]
-            _, total = kernels.tree_sum(slots, index, gradients, shares, found.size, table.dimension)
+            found, total = tree_sums(slots, of_block, gradients, shares, table.store.capacity, table.dimension)
             table.apply(found, total, timestamp, pushes[0].message.factor)
 
     def _synchronise(self, peer: int, message: messages.Sync, sync: SyncServer) -> list[Out]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from marius_oac.kernels.cpu import bags as row_kernels
+from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.bags import Bags
@@ -69,16 +70,16 @@ class ShardTable(ABC):
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Returns the values, float32 [n, D], of ascending rows, int64 [n]."""
-        return self._read(rows)[0]
+        return self._read(rows, self.dimension)[0]
 
     def timestamps(self, rows: np.ndarray) -> np.ndarray:
         """Returns the timestamps, int64 [n], of ascending rows, int64 [n]."""
-        return self._read(rows)[1]
+        return self._read(rows, 0)[1]
 
-    def _read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        whole, timestamps = np.empty((rows.size, self.store.layout.width), np.float32), np.empty(rows.size, np.int64)
-        self.store.read(rows, whole, timestamps)
-        return np.ascontiguousarray(whole[:, : self.dimension]), timestamps
+    def _read(self, rows: np.ndarray, elements: int) -> tuple[np.ndarray, np.ndarray]:
+        values, timestamps = np.empty((rows.size, elements), np.float32), np.empty(rows.size, np.int64)
+        self.store.read(rows, values, timestamps)
+        return values, timestamps
 
     def apply(self, rows: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float) -> None:
         """Makes one step of the optimizer on ascending rows, int64 [n], with gradients float32 [n, D]."""
@@ -102,7 +103,7 @@ class NumberedTable(ShardTable):
     def asked(self, frames: Frames) -> np.ndarray:
         """See `ShardTable.asked`."""
         rows = array(frames[0], np.int64, -1) if len(frames) == 1 else None
-        if rows is None or (rows.size and not 0 <= rows.min() <= rows.max() < self.store.num_rows):
+        if rows is None or not kernels.all_below(rows, self.store.num_rows):
             raise Malformed(f"no rows of table {self.store.name!r}")
         return rows
 
@@ -113,7 +114,7 @@ class NumberedTable(ShardTable):
     def look_up(self, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `ShardTable.look_up`."""
         rows, back = np.unique(asked, return_inverse=True)
-        values, timestamps = self._read(rows)
+        values, timestamps = self._read(rows, self.dimension)
         return values[back], (timestamps >= 0)[back]
 
 

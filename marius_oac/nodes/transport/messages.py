@@ -166,7 +166,7 @@ def array(frame: Buffer, dtype: type[np.generic], *shape: int) -> np.ndarray:
         Malformed: the frame's size does not fit.
     """
     size, item = memoryview(frame).nbytes, np.dtype(dtype).itemsize
-    row = item * int(np.prod([length for length in shape if length >= 0]))
+    row = item * math.prod(length for length in shape if length >= 0)
     if (row and size % row) or (-1 not in shape and size != row) or (not row and size):
         raise Malformed(f"{size} bytes are not {np.dtype(dtype)} {list(shape)}")
     return np.frombuffer(frame, dtype).reshape(shape) if size else np.zeros([max(n, 0) for n in shape], dtype)

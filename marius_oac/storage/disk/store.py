@@ -136,6 +136,7 @@ class HeldRows(RowAccess):
         self.name, self.layout, self._store, self._tier = store.name, store.layout, store, tier
         self._place = tier.tables[store.name]
         self._table = store.layout.table_at(tier.address, stride=1)
+        self._reading = store.layout.reading(self._table)
 
     @property
     def num_rows(self) -> int:
@@ -156,7 +157,7 @@ class HeldRows(RowAccess):
         page_kernels.mark(rows, place.rows_per_page, place.first_page, arrays.frame_of, arrays.dirty)
 
     def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
-        kernels.read(self._table, self._offsets(rows), into, timestamps)
+        kernels.read(self._reading[into.shape[1]], self._offsets(rows), into, timestamps)
 
     def _commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
         refused = kernels.commit(self._table, self._offsets(rows), values, timestamp)

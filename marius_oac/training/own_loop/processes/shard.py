@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from marius_oac.errors import DivergedError, InputError, shown
-from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.models.compute.soundness import is_sound
+from marius_oac.nodes.shards.gathered import added_up
 from marius_oac.nodes.shards.shard import Out, Shard, _Pull
 from marius_oac.nodes.shards.table import KeyedTable, Pulled
 from marius_oac.nodes.transport import messages
@@ -132,12 +132,8 @@ class LoopShard(Shard):
         for number, (table, steps) in enumerate(zip(self.tables, every, strict=True)):
             if not steps[0].number:
                 continue
-            rows, summed = kernels.added_up(
-                [pull.rows[number] for pull in pulls],
-                [pull.picks[number].by_row(step.gradients, pull.rows[number].size)
-                 for pull, step in zip(pulls, steps, strict=True)],
-                shares, table.store.capacity,
-            )  # fmt: skip
+            about = [each.rows[number] for each in pulls], [each.picks[number] for each in pulls]
+            rows, summed = added_up(*about, [step.gradients for step in steps], shares, table.store.capacity)
             table.step(rows, summed, timestamp, steps[0])
 
 
