@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -14,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from marius_oac import __version__
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.cli.kuberay_arguments import add_kuberay, print_manifest
+from marius_oac.cli.local_nodes import before_resuming, before_training
 from marius_oac.cli.machine_arguments import add_check, add_config, add_topology
 from marius_oac.cli.nodes_arguments import add_nodes, on_ray
+from marius_oac.cli.predict_arguments import add_predict
 from marius_oac.cli.report_arguments import add_report, add_watch, make_report, watch_run
 from marius_oac.cli.tune_arguments import add_tune
 from marius_oac.config.renamed import COMMANDS, tell
@@ -148,6 +149,7 @@ def _train_on_nodes(request: Request, args: argparse.Namespace, config: TaskConf
 
             return train_on_nodes(config, place, args.out, trace=args.trace)
 
+    before_training(request, config, args.out)
     return on_nodes(request, train)
 
 
@@ -160,6 +162,7 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
 
         return resume_on_nodes(args.run, place, args.set, **_resumed(args))
 
+    before_resuming(_request(args), args.run, args.data or (), args.data_path)
     return on_nodes(_request(args), resume)
 
 
@@ -297,7 +300,9 @@ def _parser() -> Parser:
     _add_data(evaluating, "evaluate these files of a click log instead")
     evaluating.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
     _add_set(evaluating)
-    _add_predict(command("predict", _predict, _PREDICT))
+    predicting = command("predict", _predict, _PREDICT)
+    _add_data(predicting, "files of a click log: the probability of each example")
+    add_predict(predicting)
     exporting = command("export", _export, "Write the embeddings with their names.")
     exporting.add_argument("run", type=Path, help="folder of the run")
     exporting.add_argument("--format", choices=("safetensors", "npy", "parquet"), default="safetensors")
@@ -353,24 +358,6 @@ def _add_data_path(parser: Parser) -> None:
 
 def _add_set(parser: Parser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
-
-
-def _name(text: str) -> str:
-    """A name from the command line, decoded as UTF-8 in any locale."""
-    return os.fsencode(text).decode("utf-8", "replace")
-
-
-def _add_predict(parser: Parser) -> None:
-    parser.add_argument("run", type=Path, help="folder of the run")
-    _add_data(parser, "files of a click log: the probability of each example")
-    file = "with --data: the file to write, .parquet, .csv or .tsv, or .gz of the texts"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=file)
-    parser.add_argument("--head", type=_name, help="name of the head, to rank tails")
-    parser.add_argument("--relation", type=_name, help="name of the relation")
-    parser.add_argument("--tail", type=_name, help="name of the tail, to rank heads")
-    parser.add_argument("--node", type=_name, help="name of a node, to rank its classes")
-    parser.add_argument("--top", type=int, default=10, help="answers (default: 10)")
-    parser.add_argument("--filtered", action="store_true", help="leave known answers out")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+from marius_oac.errors import InputError
 
 _options: tuple[str, ...] = ()
 
@@ -23,3 +27,9 @@ def started_with(options: Sequence[str]) -> Iterator[None]:
 def resume_command(path: object) -> str:
     """The command that goes on with the run in the folder `path`, quoted for a shell."""
     return shlex.join(["marius-oac", "resume", str(path), *_options])
+
+
+def check_new_run(path: Path) -> None:
+    """Raises InputError if the folder of a new run exists."""
+    if os.path.lexists(path):
+        raise InputError(f"exists already; choose another --out, or go on with: {resume_command(path)}", path)

@@ -15,7 +15,7 @@ from marius_oac.data.graphs.names import check_names, ids_of, names_of
 from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.data.prepare.layout import FORMAT, MANIFEST, VERSION, fingerprint
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
-from marius_oac.data.prepare.registry import find_dataset, is_known
+from marius_oac.data.prepare.registry import dataset_of
 from marius_oac.data.prepare.splits import SPLITS, Split
 from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.hashing import check_files
@@ -119,11 +119,7 @@ def open_or_prepare(name_or_path: str | os.PathLike[str], cache_dir: Path | None
         return Graph.open(path)
     if path.exists():
         raise InputError(f"is a file; prepare it first: marius-oac prepare {path} --out FOLDER", path)
-    if not is_known(str(name_or_path)) and (path.suffix or len(path.parts) > 1):
-        raise InputError("no such graph folder", path)
-    dataset = find_dataset(str(name_or_path))
-    if not dataset.embedded:
-        raise InputError(f"prepare it first: marius-oac prepare {dataset.name} --out FOLDER", dataset.name)
+    dataset = dataset_of(name_or_path)
     cached = (cache_dir or default_cache_dir()) / "graphs" / f"{dataset.name}-v{VERSION}"
     if not cached.exists():
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +104,21 @@ def find_dataset(name: str) -> KnownDataset:
     known = f"known: {', '.join(d.name for d in DATASETS)}; a click log is not prepared: marius-oac init"
     hint = f"did you mean {' or '.join(meant)}?" if meant else known
     raise InputError(f"no such file, and no known data set of that name; {hint}", name)
+
+
+def dataset_of(name_or_path: str | os.PathLike[str]) -> KnownDataset:
+    """The data set that comes with this package and is named where a graph's folder could be.
+
+    Raises:
+        InputError: there is no such graph (says how to prepare it).
+    """
+    path = Path(name_or_path)
+    if not is_known(str(name_or_path)) and (path.suffix or len(path.parts) > 1):
+        raise InputError("no such graph folder", path)
+    dataset = find_dataset(str(name_or_path))
+    if not dataset.embedded:
+        raise InputError(f"prepare it first: marius-oac prepare {dataset.name} --out FOLDER", dataset.name)
+    return dataset
 
 
 def locate(dataset: KnownDataset, folder: Path) -> dict[str, Path]:

@@ -75,6 +75,11 @@ class Request:
         return [] if self.local is None else ["--local-nodes", str(self.local)]
 
     @property
+    def starts_here(self) -> bool:
+        """Whether this process starts the processes of `--local-nodes`, and is none of them."""
+        return self.local is not None and not self.dry_run and "RANK" not in os.environ
+
+    @property
     def wanted(self) -> bool:
         """Whether several nodes are asked for.
 

@@ -56,7 +56,7 @@ from marius_oac.runtime.files.atomic import (
     write_flushed,
 )
 from marius_oac.runtime.files.untrusted import parse_json, read_bounded, read_if_there
-from marius_oac.runtime.resuming import resume_command
+from marius_oac.runtime.resuming import check_new_run
 from marius_oac.types import present
 
 CONFIG, SUMMARY, TRACE = "config.yaml", "summary.json", "trace.json"
@@ -101,8 +101,7 @@ class RunFolder:
     @staticmethod
     def check_new(path: Path) -> None:
         """Raises InputError if `path` exists."""
-        if os.path.lexists(path):
-            raise InputError(f"exists already; choose another --out, or go on with: {resume_command(path)}", path)
+        check_new_run(path)
 
     @classmethod
     def create(
