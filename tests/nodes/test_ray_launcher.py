@@ -22,6 +22,7 @@ from marius_oac.nodes.launch.on_ray.actor import TrainerActor, free_ports
 from marius_oac.nodes.launch.on_ray.cluster import running
 from marius_oac.nodes.launch.on_ray.placing import RayRequest, made, resources_of
 from marius_oac.nodes.launch.on_ray.reaper import reaping
+from marius_oac.runtime.signals import StopSignal
 
 PATIENCE = 60
 
@@ -225,7 +226,7 @@ def test_a_cluster_of_ray_start_is_given_the_token_that_this_user_has(tmp_path, 
     for name in given.keys() - {"token"}:
         monkeypatch.setenv(name, given[name])
     monkeypatch.setattr(on_ray_cluster, "running", lambda: "here:1")
-    with pytest.raises(InputError) as caught, on_ray_cluster.cluster(2):
+    with pytest.raises(InputError) as caught, on_ray_cluster.cluster(2, "token", 60.0):
         pass
     assert seen == [(given.get("RAY_ADDRESS", "here:1"), mode)]
     assert ("RAY_AUTH_MODE=token" in str(caught.value)) == (mode is None)
@@ -242,9 +243,26 @@ def test_an_instance_that_does_not_start_is_one_line(monkeypatch):
     monkeypatch.setattr(on_ray_cluster, "running", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     line = "Ray: has not started: The current node timed out during startup"
-    with pytest.raises(NodeLost, match=line), on_ray_cluster.cluster(2):
+    with pytest.raises(NodeLost, match=line), on_ray_cluster.cluster(2, "token", 60.0):
         raise AssertionError("it has started")
     assert shut == [True]
+
+
+def test_a_signal_while_an_instance_starts_stops_the_run(monkeypatch):
+    before, shut = signal.getsignal(signal.SIGTERM), []
+
+    def init(**options):
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+        signal.raise_signal(signal.SIGTERM)
+
+    ray = SimpleNamespace(init=init, shutdown=lambda: shut.append(True), is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(on_ray_cluster, "running", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(StopSignal) as caught, on_ray_cluster.cluster(2, "token", 60.0):
+        raise AssertionError("it has started")
+    assert caught.value.number == signal.SIGTERM and shut == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_who_uses_a_folder_is_killed_when_the_block_ends(tmp_path):
@@ -347,8 +365,8 @@ def test_all_actors_are_killed():
 @pytest.mark.parametrize(
     "codes, starts, code", [([None, None, 0], 3, 0), ([None] * 4, 4, 1), ([2], 1, 2), ([130], 1, 130)]
 )
-def test_restarts_are_counted(monkeypatch, codes, starts, code, capsys):
-    left, attempts = list(codes), []
+def test_restarts_are_counted_and_each_has_a_cluster_with_the_same_token(monkeypatch, codes, starts, code, capsys):
+    left, attempts, clusters = list(codes), [], []
 
     class Start:
         def __init__(self, ray, request, resources, attempt, count):
@@ -362,11 +380,13 @@ def test_restarts_are_counted(monkeypatch, codes, starts, code, capsys):
             return SimpleNamespace(nodes=lambda: [node(CPU=2)])
 
         def __exit__(self, *error):
-            pass
+            clusters.append("left")
 
-    monkeypatch.setattr(driver, "cluster", lambda trainers: Cluster())
+    monkeypatch.setattr(driver, "cluster", lambda *given: clusters.append(given) or Cluster())
     monkeypatch.setattr(driver, "_Start", Start)
-    assert driver.run(RayRequest((1, 3), {})) == code
+    assert driver.run(RayRequest((1, 3), {}, timeout=7.0)) == code
+    token = clusters[0][1]
+    assert len(token) == 64 and clusters == [(3, token, 7.0), "left"] * starts
     assert attempts == [(0, 2), *((number, 3) for number in range(1, starts))]
 
 

@@ -8,19 +8,24 @@ statistics, and asks every connection for a token that is made for it.
 from __future__ import annotations
 
 import os
-import secrets
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.agent import variables
 from marius_oac.nodes.launch.cluster import this_machine
+from marius_oac.nodes.launch.frozen import frozen_end
 from marius_oac.nodes.launch.on_ray.reaper import reaping
+from marius_oac.runtime.signals import StopSignal
 
 EXTRA = "Ray is not installed: pip install 'marius-oac[ray]'"
 _OBJECTS = 80 << 20  # bytes of Ray's object store, about the least that it takes: no rows go through it
@@ -36,10 +41,14 @@ _HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000
 
 
 @contextmanager
-def cluster(trainers: int) -> Iterator[ModuleType]:
+def cluster(trainers: int, token: str, timeout: float) -> Iterator[ModuleType]:
     """Yields Ray, connected to a cluster: the one that this process uses already, the one that RAY_ADDRESS names, or
-    one that this user has started on this machine by `ray start`; else to an instance for this block alone, with room
-    for so many trainers.
+    one that this user has started on this machine by `ray start`; else to an instance for this block alone.
+
+    Args:
+        trainers: for which an instance has room.
+        token: that an instance asks for, the same whenever this process starts one: Ray's library reads it once.
+        timeout: seconds for which processes of an instance may be stopped before they are killed.
 
     Raises:
         InputError: Ray is not installed, or nothing answers at RAY_ADDRESS.
@@ -47,7 +56,7 @@ def cluster(trainers: int) -> Iterator[ModuleType]:
     """
     named = os.environ.get("RAY_ADDRESS")
     address = named or running()
-    own = {} if address else _OURS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    own = {} if address else _OURS | {"RAY_AUTH_TOKEN": token}
     if address and not named and asks_for_token():
         own = {"RAY_AUTH_MODE": "token"}
     with variables(own):  # Ray reads some of them when it is imported
@@ -58,7 +67,7 @@ def cluster(trainers: int) -> Iterator[ModuleType]:
         if ray.is_initialized():
             yield ray
             return
-        with _instance(ray, trainers) if address is None else _connection(ray, address):
+        with _instance(ray, trainers, timeout) if address is None else _connection(ray, address):
             yield ray
 
 
@@ -91,7 +100,7 @@ def asks_for_token() -> bool:
 @contextmanager
 def _connection(ray: ModuleType, address: str) -> Iterator[None]:
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        _init(ray, address=address)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         why = " ".join(str(error).split())[:200]
         token = "" if "RAY_AUTH_MODE" in os.environ else "; does it ask for a token? RAY_AUTH_MODE=token"
@@ -103,11 +112,12 @@ def _connection(ray: ModuleType, address: str) -> Iterator[None]:
 
 
 @contextmanager
-def _instance(ray: ModuleType, trainers: int) -> Iterator[None]:
+def _instance(ray: ModuleType, trainers: int, timeout: float) -> Iterator[None]:
     each = max(1, this_machine().cores // trainers)
     short = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
     folder = tempfile.mkdtemp(prefix="marius-oac-", dir=short)
-    with reaping(folder):
+    # Ray's library would wait for its own processes for as long as they are stopped, at its end, too.
+    with reaping(folder), frozen_end(lambda: [each.pid for each in psutil.Process().children()], timeout):
         try:
             _start(ray, num_cpus=each * trainers, _temp_dir=folder)
             yield
@@ -117,15 +127,31 @@ def _instance(ray: ModuleType, trainers: int) -> Iterator[None]:
 
 def _start(ray: ModuleType, **options: Any) -> None:
     try:
-        ray.init(
+        _init(
+            ray,
             address="local",
             include_dashboard=False,
             object_store_memory=_OBJECTS,
-            log_to_driver=False,
-            logging_level="ERROR",
             _node_ip_address="127.0.0.1",
             _system_config=_HEALTH,
             **options,
         )
     except Exception as error:  # Ray raises a plain one where a process of its own has not come up
         raise NodeLost("this machine's Ray", f"has not started: {' '.join(str(error).split())[:200]}") from error
+
+
+def _init(ray: ModuleType, **options: Any) -> None:
+    """`ray.init`, whose handler of SIGTERM, which ends the process with another exit code, stays for that long alone.
+
+    Raises:
+        StopSignal: it was called.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    ours = signal.getsignal(signal.SIGTERM) if here else None
+    try:
+        ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    except SystemExit:
+        raise StopSignal(signal.SIGTERM) from None
+    finally:
+        if ours is not None:
+            signal.signal(signal.SIGTERM, ours)

@@ -6,6 +6,7 @@ Guarantees, beside those of `contract.Watch`:
 - A node that was lost is replaced by any that has room, for which a start waits `MEETING` x `timeout`. Where a range of
   numbers was asked for, it waits `timeout`, and as many as have room go on then; the next start is by the largest
   number again.
+- Each start has an instance of Ray of its own where there is no cluster at hand, so it may be lost as a whole.
 - No process, actor or placement group outlives `run`.
 """
 
@@ -48,14 +49,16 @@ def run(request: RayRequest) -> int:
             was started.
     """
     request.check()
-    with cluster(request.most) as ray:
-        resources, count = resources_of(request, ray.nodes())
-        for attempt in range(request.restarts + 1):
+    token, resources, count = new_secret(), {}, 0  # type: str, Mapping[str, float], int
+    for attempt in range(request.restarts + 1):
+        with cluster(request.most, token, request.timeout) as ray:  # an instance of ours may be lost as a whole
+            if not attempt:
+                resources, count = resources_of(request, ray.nodes())
             code = _Start(ray, request, resources, attempt, count if attempt == 0 else request.most).run()
-            if code is not None:
-                return code
-            if attempt < request.restarts:
-                say(f"marius-oac: started again ({attempt + 1}), from the last checkpoint")
+        if code is not None:
+            return code
+        if attempt < request.restarts:
+            say(f"marius-oac: started again ({attempt + 1}), from the last checkpoint")
     return 1
 
 
