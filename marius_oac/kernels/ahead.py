@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -73,7 +74,7 @@ def wanted(groups: Collection[str]) -> list[Line]:
 class _Processes:
     def __init__(self, groups: Collection[str], done: Path):
         self.total, self.owner = len(wanted(groups)), os.getpid()
-        self._lock, self._count, self._said = threading.Lock(), 0, False
+        self._lock, self._count, self.said = threading.Lock(), 0, False
         words = [json.dumps([each for each in sys.path if each]), str(os.getpid()), str(done), str(RECORD), *groups]
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", "-c", _START, *words],
@@ -96,8 +97,8 @@ class _Processes:
 
     def tell(self) -> None:
         """Says what is waited for, once."""
-        if not self._said and not self._ended():
-            self._said = True
+        if not self.said and not self._ended():
+            self.said = True
             say(f"compiling {self.total} kernels, once for this machine")
 
     def wait(self) -> None:
@@ -137,9 +138,53 @@ class _Processes:
 _running: _Processes | None = None
 
 
+class _Here:
+    """What this process compiles itself. Only who holds Numba's lock changes it."""
+
+    depth = 0
+    seconds = 0.0
+    quiet = True
+
+
+@contextmanager
+def compiling_here() -> Iterator[None]:
+    """Within the block this process compiles a kernel, or waits for another process that does; blocks may be nested.
+    During a run it says so, once, unless that was said of processes beside it."""
+    if _Here.depth:
+        yield
+        return
+    beside = _running if _running is not None and _running.owner == os.getpid() else None
+    if beside is not None:
+        beside.tell()
+    if not _Here.quiet and (beside is None or not beside.said):
+        _Here.quiet = True
+        say("compiling kernels, once for this machine")
+    _Here.depth, began = 1, time.perf_counter()
+    try:
+        yield
+    finally:
+        _Here.depth = 0
+        _Here.seconds += time.perf_counter() - began
+
+
+def seconds_here() -> float:
+    """The seconds that this process has spent in `compiling_here` so far: they tell nothing of a run's speed."""
+    return _Here.seconds
+
+
 @contextmanager
 def compiling(groups: Collection[str]) -> Iterator[None]:
     """Within the block kernels of these groups are compiled beside this process, unless that goes on already."""
+    before, _Here.quiet = _Here.quiet, False
+    try:
+        with _beside(groups):
+            yield
+    finally:
+        _Here.quiet = before
+
+
+@contextmanager
+def _beside(groups: Collection[str]) -> Iterator[None]:
     global _running
     if _running is not None or (done := _missing(groups)) is None:
         yield

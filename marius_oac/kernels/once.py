@@ -56,11 +56,13 @@ _open: dict[Path, int] = {}
 def compiled(kernel: Any, signature: Any) -> Any:
     """`CPUDispatcher.compile` of a kernel that Numba keeps: from the cache, once it is there, if somebody is at it."""
     with global_compiler_lock:
-        while not is_kept(kernel, signature) and ahead.goes_on():
-            pass
         if is_kept(kernel, signature):
             return CPUDispatcher.compile(kernel, signature)
-        with _alone(Path(kernel._cache._cache_file._index_path)):
+        with ahead.compiling_here(), ExitStack() as stack:
+            while not is_kept(kernel, signature) and ahead.goes_on():
+                pass
+            if not is_kept(kernel, signature):
+                stack.enter_context(_alone(Path(kernel._cache._cache_file._index_path)))
             return CPUDispatcher.compile(kernel, signature)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from marius_oac.kernels import ahead
 from marius_oac.pipeline.setting import STAGES, Setting
 from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runs.memory.plan import MemoryPlan, peak_rss
@@ -122,7 +123,8 @@ class SegmentReport:
         self._position = position
         self._epoch, self._every, self._log, self._progress = epoch, every, log, progress
         self._stage_seconds, self._channel_fill = stage_seconds, channel_fill
-        self._next, self._since, self._filled = first, time.perf_counter(), 0
+        self._next, self._filled = first, 0
+        self._since, self._compiled = time.perf_counter(), ahead.seconds_here()
         self._intervals: dict[int, list[BatchResult]] = {}
         self._fill: dict[str, int] = {}
         self._order: list[tuple[int, int, float]] = []
@@ -138,7 +140,7 @@ class SegmentReport:
             self._end_interval()
         if self._intervals and self._progress.due:  # a few large batches take long to fill an interval
             results = [result for several in self._intervals.values() for result in several]
-            totals = replace(Totals.of(results), seconds=time.perf_counter() - self._since)
+            totals = replace(Totals.of(results), seconds=self._seconds())
             self._progress.show(self._epoch, totals, self._position(self._next + len(results)))
 
     def flush(self) -> None:
@@ -149,16 +151,20 @@ class SegmentReport:
     def _end_interval(self) -> None:
         results = self._intervals.pop(self._next // self._every)
         self._next += len(results)
-        now = time.perf_counter()
         totals = replace(
-            Totals.of(results), seconds=now - self._since, stage_seconds=self._stage_seconds(),
+            Totals.of(results), seconds=self._seconds(), stage_seconds=self._stage_seconds(),
             channel_fill={name: count * len(results) / self._filled for name, count in self._fill.items()},
         )  # fmt: skip
-        self._since, self._fill, self._filled = now, {}, 0
+        self._fill, self._filled = {}, 0
+        self._since, self._compiled = time.perf_counter(), ahead.seconds_here()
         self.totals += totals
         position = self._position(self._next)
         self._log({"kind": "interval", "epoch": self._epoch, "batch": position - 1} | totals.metrics())
         self._progress.show(self._epoch, totals, position)
+
+    def _seconds(self) -> float:
+        """Seconds since the interval began, without those in which kernels were compiled."""
+        return max(0.0, time.perf_counter() - self._since - (ahead.seconds_here() - self._compiled))
 
     def computation_order(self) -> list[int]:
         """The batches' numbers in the order in which they were computed."""
@@ -189,6 +195,7 @@ class TrainingProgress:
 
     def __init__(self, first: int, last: int, shown: bool = True):
         self._done, self._last, self._shown = first, last, shown
+        self._compiled = ahead.seconds_here()
         self._next_line = time.monotonic() + LINE_SECONDS
         form = {"desc": "training", "bar_format": _BAR, "unit_scale": True, "smoothing": 0}
         self._bar = make_bar("batch", last, initial=first, **form) if shown else None
@@ -202,7 +209,9 @@ class TrainingProgress:
         """Shows the totals of the last batches, up to `position`."""
         gone, self._done, due = position - self._done, position, self.due
         loss = f"loss {totals.mean_loss() or 0:.4f}, {totals.rate():,.0f}"
+        compiled, self._compiled = ahead.seconds_here() - self._compiled, ahead.seconds_here()
         if self._bar is not None:
+            self._bar.start_t += compiled  # what is left of the run compiles nothing
             self._bar.set_description_str(f"epoch {epoch + 1}", refresh=False)
             self._bar.set_postfix_str(f"{loss}/s", refresh=False)
             self._bar.update(gone)

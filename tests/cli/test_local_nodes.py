@@ -48,10 +48,12 @@ def test_files_that_are_missing_are_told_before_anything_starts(command, tmp_pat
         for change in (f"data.train=[{log}, {tmp_path / where}]", f"data.test={tmp_path / where}"):
             code, _, err = command(*train, "--set", change)
             assert code == 2 and len(err) == 1 and err[0].endswith(said)
+    odd = small_log(tmp_path / "log[1].parquet", rows=40)  # a name that is no pattern
+    assert command(*train, "--set", f"data.train='{odd}'")[0] == 0
     (tmp_path / "run").mkdir()
     code, _, err = command(*train)
     assert code == 2 and err[0].endswith(f"go on with: marius-oac resume {tmp_path / 'run'} --local-nodes 2")
-    assert len(started) == 1
+    assert len(started) == 2
 
 
 def test_what_is_no_run_is_told_before_anything_starts(command, finished, tmp_path, started):

@@ -98,6 +98,20 @@ def test_nothing_is_started_where_it_would_not_help(cache, monkeypatch, change):
         ahead.wait()
 
 
+def test_what_a_run_compiles_itself_is_said_once_and_its_seconds_are_counted(monkeypatch, capsys):
+    clock = iter(range(100))
+    monkeypatch.setattr(ahead.time, "perf_counter", lambda: next(clock))
+    before = ahead.seconds_here()
+    with ahead.compiling_here():
+        assert capsys.readouterr().err == ""  # as no run is going on
+    with ahead.compiling([]):
+        for _ in range(2):
+            with pytest.raises(KeyError), ahead.compiling_here(), ahead.compiling_here():
+                raise KeyError
+        assert capsys.readouterr().err == "compiling kernels, once for this machine\n"
+    assert ahead.seconds_here() - before == 3
+
+
 def test_a_process_that_cannot_be_started_is_no_error(cache, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with ahead.compiling(["some"]):

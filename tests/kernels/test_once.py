@@ -66,11 +66,14 @@ def test_others_wait_while_a_function_is_compiled_and_find_it_then(module_of, mo
         return real(kernel, signature)
 
     monkeypatch.setattr(CPUDispatcher, "compile", look)
+    seconds = ahead.seconds_here()
     assert first.outer(3) == 8
+    seconds, after = ahead.seconds_here() - seconds, ahead.seconds_here()
     assert dict(reversed(seen)) == {"outer": False, "inner": False}  # when each was first asked for
     assert is_free(first.outer) and is_free(first.inner)
     assert second.outer(3) == 8 and list(second.outer.stats.cache_hits.values()) == [1]
     assert seen[-1] == ("outer", True)  # what is kept is loaded without a lock
+    assert seconds > 0 and ahead.seconds_here() == after
 
 
 def test_what_is_compiled_beside_this_process_is_waited_for(module_of, monkeypatch):

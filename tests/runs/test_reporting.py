@@ -69,6 +69,34 @@ def test_the_fill_of_a_channel_is_a_mean():
     assert report.totals.metrics()["channel_fill"]["planned"] == 1.5
 
 
+def test_seconds_of_compiling_are_left_out(monkeypatch):
+    clock, compiled = iter(range(0, 1000, 10)), iter((0, 0, 4, 4, 4, 4, 99))
+    monkeypatch.setattr(reporting.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(reporting.ahead, "seconds_here", lambda: next(compiled))
+    lines = []
+    progress = TrainingProgress(0, 4, shown=False)
+    progress.show = lambda *_: None
+    report = SegmentReport(0, 0, 1, lines.append, dict, dict, progress)
+    for batch in results(0, 2):
+        report.add(batch)
+    assert [line["seconds"] for line in lines] == [6, 10]
+
+
+def test_what_is_left_is_told_without_the_seconds_of_compiling(monkeypatch):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    spent = [0.0]
+    monkeypatch.setattr(sys, "stderr", Screen())
+    monkeypatch.setattr(reporting.ahead, "seconds_here", lambda: spent[0])
+    with TrainingProgress(0, 50) as progress:
+        began, spent[0] = progress._bar.start_t, 7.0
+        progress.show(0, Totals(batches=10, examples=100, loss=50.0, seconds=1.0), 10)
+        progress.show(0, Totals(batches=10, examples=100, loss=50.0, seconds=1.0), 20)
+        assert progress._bar.start_t == began + 7
+
+
 def test_sums_of_nothing_and_of_parts():
     assert Totals() + Totals() == Totals() and Totals().rate() == 0
     batches = results(0, 10)
