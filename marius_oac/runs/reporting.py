@@ -185,6 +185,8 @@ class SegmentReport:
 
 _BAR = "{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
 """For tqdm: its own format leaves a bar of one character in 80 columns."""
+_MANY = 100_000
+"""Batches from which on their number is rounded, as 1.23M."""
 
 
 class TrainingProgress:
@@ -197,7 +199,7 @@ class TrainingProgress:
         self._done, self._last, self._shown = first, last, shown
         self._compiled = ahead.seconds_here()
         self._next_line = time.monotonic() + LINE_SECONDS
-        form = {"desc": "training", "bar_format": _BAR, "unit_scale": True, "smoothing": 0}
+        form = {"desc": "training", "bar_format": _BAR, "unit_scale": last >= _MANY, "smoothing": 0}
         self._bar = make_bar("batch", last, initial=first, **form) if shown else None
 
     @property

@@ -91,6 +91,7 @@ def test_what_is_left_is_told_without_the_seconds_of_compiling(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Screen())
     monkeypatch.setattr(reporting.ahead, "seconds_here", lambda: spent[0])
     with TrainingProgress(0, 50) as progress:
+        assert "| 0/50, ? left" in sys.stderr.getvalue()
         began, spent[0] = progress._bar.start_t, 7.0
         progress.show(0, Totals(batches=10, examples=100, loss=50.0, seconds=1.0), 10)
         progress.show(0, Totals(batches=10, examples=100, loss=50.0, seconds=1.0), 20)
