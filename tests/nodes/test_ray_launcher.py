@@ -145,6 +145,12 @@ def test_the_secret_is_on_no_command_line(started):
     assert b"import sys" in words and b"sss" not in words and b"too" not in words
 
 
+def test_a_process_that_is_stopped_is_killed(started):
+    program = "import os, signal; print('here', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    actor, _ = started(program, timeout=1.0)
+    assert until_the_end(actor) == (b"here\n", b"", -signal.SIGKILL)
+
+
 WAITING = """
 import signal, sys
 def note(number, frame):

@@ -1,8 +1,8 @@
 """A Ray actor that starts and watches one process of a run.
 
 Guarantees:
-- The process is killed with the actor (PR_SET_PDEATHSIG), and ends if the driver is silent for `timeout`: first in an
-  orderly way, after another `timeout` at once.
+- The process is killed with the actor (PR_SET_PDEATHSIG), and where it is stopped for `timeout`. It ends if the driver
+  is silent for so long: first in an orderly way, after another `timeout` at once.
 - The run's secret is in the process's environment, the job on its standard input; neither is on a command line.
 - Requests to stop come with `poll`, at most once in each; its interval bounds how late they are.
 """
@@ -25,6 +25,7 @@ from typing import Any
 
 from marius_oac.config.cluster import SECRET_VARIABLE
 from marius_oac.nodes.launch.cluster import this_machine
+from marius_oac.nodes.launch.frozen import Watched
 from marius_oac.nodes.launch.parent import PARENT
 from marius_oac.types import present
 
@@ -103,13 +104,14 @@ class TrainerActor:
             self._ready.set()
 
     def _watch(self, process: subprocess.Popen[bytes], timeout: float) -> None:
-        asked = 0
+        asked, frozen = 0, Watched(lambda: [process.pid], timeout)
         while True:
             try:
                 process.wait(_LOOK)
                 return
             except subprocess.TimeoutExpired:
                 silent = time.monotonic() - self._heard
+            frozen.look()
             if silent > timeout * (asked + 1):
                 asked += 1
                 process.send_signal(signal.SIGINT if asked == 1 else signal.SIGKILL)
