@@ -74,3 +74,19 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_written(cluster, ser
         check_port(SimpleNamespace(node=node, port=port, carries=True))
     with pytest.raises(InputError, match="can't listen at no.such.host.invalid"):
         check_port(SimpleNamespace(node=SimpleNamespace(address="no.such.host.invalid"), port=port, carries=True))
+
+
+def test_each_begins_with_the_server_behind_itself(cluster, monkeypatch):
+    """All would come to the first one at once, else."""
+    asked = []
+
+    def client(where, name, *_):
+        asked.append(name)
+        return SimpleNamespace(name=name, close=lambda: None)
+
+    monkeypatch.setattr("marius_oac.nodes.shards.connections.ZmqClient", client)
+    with ExitStack() as stack:
+        source = connect(cluster, monkeypatch, SimpleNamespace(enter_context=lambda each: each.thing
+                         if hasattr(each, "thing") else each), "0", None, "2")  # fmt: skip
+        assert asked == ["node2", "node0"]
+        assert [each.name for each in source.connections] == ["node0", "node2"] and stack

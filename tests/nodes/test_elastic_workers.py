@@ -218,6 +218,7 @@ def test_who_is_refused_does_not_wait(one_node, monkeypatch, encryption, other):
         cluster = cluster.model_copy(update={"restarts": 1})
     monkeypatch.setattr(_ElasticWorker, "pause", lambda self: pytest.fail("it waits"))
     monkeypatch.setattr(zmq_client, "_TRIES", 2)
+    monkeypatch.setattr(zmq_client, "_CROWDED", 0.0)
     with pytest.raises(NodeRefused, match="node a: .* secret") as refused:
         attach(cluster)
     assert refused.value.exit_code == 2 and "\n" not in str(refused.value)

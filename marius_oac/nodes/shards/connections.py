@@ -129,13 +129,18 @@ class Connections:
         served, security, timeout = self._served, security_of(self._place.cluster), self._place.cluster.timeout
         gathered = self._group.gather(served.endpoint.address if served else None)
         self._addresses = {other: where for other, where in enumerate(gathered) if where is not None}
-        for other, where in self._addresses.items():
+        made: dict[int, Client] = {}
+        # Each begins behind itself: otherwise all would come to the first server at once, then to the second.
+        for other in sorted(self._addresses, key=lambda other: (other <= self._group.rank, other)):
             if served and other == self._group.rank:
-                self._number = len(self._connections)
-                self._connections.append(served.own)
+                made[other] = served.own
                 continue
+            where = self._addresses[other]
             client = ZmqClient(where, self._called[other], self._peer, security, _LIMITS, timeout)
-            self._connections.append(stack.enter_context(closing(client)))  # the next one may not be reached
+            made[other] = stack.enter_context(closing(client))  # the next one may not be reached
+        self._connections = [made[other] for other in self._addresses]
+        if served:
+            self._number = list(self._addresses).index(self._group.rank)
 
     @property
     def _peer(self) -> int:

@@ -2,8 +2,8 @@
 
 Guarantees: those of `contract.py` and `zmq_endpoint.py`. A constructed client has proved its rank, and the server has
 proved that it has the run's secret. A connection that has ended is never made again, since messages under way would be
-lost unnoticed. An attempt to connect that the server closes is repeated `_TRIES` times: a server to which too many
-strangers connect does that.
+lost unnoticed. An attempt to connect that the server closes is repeated: a server to which too many connect at once,
+strangers or all trainers of a large run, does that. After `_TRIES` and a part of the patience it counts as refused.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from zmq.utils.monitor import parse_monitor_message
 from marius_oac.errors import NodeLost, NodeRefused
 from marius_oac.nodes.transport.contract import Client, Frames, Limits, Security, failed, nonsense, passes
 from marius_oac.nodes.transport.handshake import ClientSide, Keys
+from marius_oac.nodes.transport.keeper import KEEPER
 from marius_oac.nodes.transport.wire import Kind, Malformed, parse
 from marius_oac.nodes.transport.zmq_endpoint import POLLOUT, Connection, ZmqEndpoint, has_event
 
 _PAUSE = 50  # milliseconds between attempts while nobody listens
-_TRIES = 6  # closed attempts after which the server counts as one of another program or secret; 1.5 s in all
+_TRIES = 6  # closed attempts after which the server may count as one of another program or secret; 1.5 s in all
+_CROWDED = 0.25  # of the patience, in which a server that closes attempts counts as crowded
+_LONGEST_PAUSE = 1.0
 _BACKOFF = 0.05  # seconds before the second attempt, about twice as many before each further one
 _BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
 _WATCHED = _BROKEN_OFF | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CLOSED
@@ -72,7 +75,7 @@ class ZmqClient(ZmqEndpoint, Client):
             self._release(0)
             raise
         self._poll.register(self._socket, select.POLLIN)
-        self._keeper.start()
+        KEEPER.add(self)
 
     def send(self, frames: Frames) -> None:
         """See `Client.send`."""
@@ -133,10 +136,10 @@ class ZmqClient(ZmqEndpoint, Client):
     def _back_off(self, left: float) -> None:
         """Waits before the next attempt, for `left` seconds at most, since the server has closed this one."""
         self._broken_off += 1
-        if self._broken_off == _TRIES:
+        if self._broken_off >= _TRIES and self._patience - left >= _CROWDED * self._patience:
             why = "another program or version, secret or run, or encrypted at one end only"
             raise NodeRefused(self.name, f"it closed the connection at {self._address}: {why}")
-        pause = _BACKOFF * 2 ** (self._broken_off - 1) * random.uniform(0.5, 1.5)
+        pause = min(_LONGEST_PAUSE, _BACKOFF * 2.0 ** (self._broken_off - 1)) * random.uniform(0.5, 1.5)
         self._poll.poll(1000 * min(left, pause))  # ended by `abort` alone: the socket is not registered yet
 
     def _converse(self, side: ClientSide, message: list[bytes]) -> bool:
@@ -166,14 +169,14 @@ class ZmqClient(ZmqEndpoint, Client):
             else:
                 self._arrived(self._connection, what, frames[1:])
         except Malformed as reason:
-            self._connection.over = self._connection.over or nonsense(reason)
+            self._connection.end(nonsense(reason))
 
     def _server_failed(self, frames: Sequence[zmq.Frame]) -> None:
         """Handles the reason of a server that has failed; answers it as a goodbye."""
         if len(frames) != 1:
             raise Malformed("malformed message")
         self._say_bye(self._connection)
-        self._connection.over = self._connection.over or failed(frames[0].bytes.decode("utf-8", "replace"))
+        self._connection.end(failed(frames[0].bytes.decode("utf-8", "replace")))
 
     def _look(self) -> None:
         if not has_event(self._socket, POLLOUT):  # without high-water marks, sending fails only without a connection

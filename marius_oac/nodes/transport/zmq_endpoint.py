@@ -5,8 +5,9 @@ Guarantees:
   receives: there is no thread between them and ZeroMQ's own.
 - Threads that wait, for a message or until they may send, *pump*: one of them sleeps on the socket's descriptor, takes
   in everything that has arrived, and wakes the others, one of which goes on pumping. `abort` wakes the pumping thread.
-- While no thread waits, another one pumps every `_KEEP` seconds, so peers that connect or leave are answered soon,
+- While no thread waits, the process's keeper (`keeper.py`) pumps, so peers that connect or leave are answered soon,
   whatever the owner does.
+- An endpoint at which a thread waits, and nothing arrives, wakes up every tick, a tenth of `timeout`, and never else.
 - Everything that arrives is taken in at once: its amount is bounded by the windows of the senders (`windows.py`). So no
   message delays a heartbeat.
 - ZeroMQ's own thread sends and watches heartbeats, without Python. So a peer that computes for minutes is not lost. One
@@ -27,6 +28,7 @@ import zmq
 
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.transport.contract import Endpoint, Frames, Limits, views
+from marius_oac.nodes.transport.keeper import KEEPER
 from marius_oac.nodes.transport.windows import ReceiveWindow, SendWindow
 from marius_oac.nodes.transport.wire import Head, Kind, Malformed, head
 from marius_oac.runtime.channel import Closed
@@ -36,8 +38,7 @@ SMALL_BYTES = 64 << 10  # smaller frames are copied: it costs less than keeping 
 _OVERHEAD_BYTES = 1024  # for ZeroMQ's handshake and encryption, and our head
 _MOST_AT_ONCE = 1024  # messages taken in before other threads get the lock
 _TICKS = 10  # looks at the connections within `timeout`
-_LONGEST_TICK = 1.0
-_KEEP = 0.1  # seconds
+_LONGEST_TICK = 3.0
 # Plain numbers: arithmetic on the binding's enumerations would take a tenth of a small message's time.
 POLLIN, POLLOUT, EVENTS = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS)
 NOBLOCK, MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
@@ -51,13 +52,26 @@ class Connection:
         name: of the node at the other end.
         route: the first frames of a ROUTER's messages to it; empty on a client.
         limits: of messages.
+        ended: called once, when it is over.
     """
 
-    def __init__(self, name: str, route: list[bytes], limits: Limits):
-        self.name, self.route = name, route
+    def __init__(
+        self,
+        name: str,
+        route: list[bytes],
+        limits: Limits,
+        ended: Callable[[Connection], object] = lambda connection: None,
+    ):
+        self.name, self.route, self._ended = name, route, ended
         self.outgoing, self.incoming = SendWindow(limits), ReceiveWindow(limits)
         self.over: str | None = None
         self.said_bye = False
+
+    def end(self, why: str) -> None:
+        """Says that it is over; the first reason counts."""
+        if self.over is None:
+            self.over = why
+            self._ended(self)
 
     def check(self) -> bool:
         """Returns True while the connection lasts.
@@ -93,8 +107,6 @@ class ZmqEndpoint(Endpoint):
         self._inbox: deque[tuple[Connection, list[memoryview], int]] = deque()
         self._next_look = 0.0
         self._error: BaseException | None = None
-        self._ending = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name=f"transport of {name}")
         self._poll = select.poll()
         self._poll.register(self._waker, select.POLLIN)
 
@@ -181,7 +193,7 @@ class ZmqEndpoint(Endpoint):
             connection.outgoing.taken(what.taken)
         elif what.kind is Kind.BYE:
             self._say_bye(connection)
-            connection.over = connection.over or LEFT
+            connection.end(LEFT)
         else:
             raise Malformed("unexpected message")
 
@@ -190,7 +202,7 @@ class ZmqEndpoint(Endpoint):
         self._take_in_all()
         why = f"the connection is lost: its process has ended, or nothing was heard of it for {self.timeout:g} s"
         for connection in connections:
-            connection.over = connection.over or why
+            connection.end(why)
         self._wake()
 
     # --- waiting -----------------------------------------------------------------------------------------------------
@@ -228,19 +240,19 @@ class ZmqEndpoint(Endpoint):
                 os.eventfd_read(present(self._waker))
             self._drain()
 
-    def _keep(self) -> None:
-        """Pumps, without waiting, while no other thread does."""
-        while not self._ending.wait(_KEEP) and not self._aborted:
-            try:
-                with self._changed:
-                    if not self._pumping:
-                        self._drain()
-                self._after_pumping()
-            except BaseException as error:  # noqa: BLE001 - raised in every call
-                with self._changed:
-                    self._error = error
-                    self._wake()
-                return
+    def tend(self) -> None:
+        """See `Kept`: pumps, without waiting, while no other thread does."""
+        if self._pumping or self._aborted or self._error is not None or not self._changed.acquire(blocking=False):
+            return
+        try:
+            if not self._pumping:
+                self._drain()
+        except BaseException as error:  # noqa: BLE001 - raised in every call
+            self._error = error
+            self._wake()
+        finally:
+            self._changed.release()
+        self._after_pumping()
 
     def _drain(self) -> None:
         """Takes in what has arrived; checks the connections if that was nothing, and every tick."""
@@ -288,8 +300,7 @@ class ZmqEndpoint(Endpoint):
             self._changed.wait_for(lambda: not self._pumping)
             if self._error is None:
                 self._part()
-        self._ending.set()
-        self._keeper.join()
+        KEEPER.remove(self)
         self._release(0 if self._aborted else round(1000 * self.timeout))  # later callers find it closed
 
     def _part(self) -> None:

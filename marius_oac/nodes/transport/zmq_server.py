@@ -15,7 +15,7 @@ from __future__ import annotations
 import ipaddress
 import select
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 
 import zmq
@@ -24,14 +24,15 @@ from zmq.utils import z85
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.transport.contract import TAKEN, Frames, Limits, Request, Security, Server, failed, nonsense
 from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES, Hello, Keys, ServerSide, Tokens
+from marius_oac.nodes.transport.keeper import KEEPER
 from marius_oac.nodes.transport.refusals import Refusals
 from marius_oac.nodes.transport.wire import Head, Kind, Malformed, parse
 from marius_oac.nodes.transport.zmq_endpoint import LEFT, Connection, ZmqEndpoint
 from marius_oac.nodes.transport.zmq_gate import PROVING, ZAP_DOMAIN, Gate, Visitor, Visitors, most_unproved
-from marius_oac.types import present
 
 _BACKLOG = 1024  # connections that wait to be accepted; clients beyond it retry only after seconds
 _LONGEST_REASON = 1000  # characters
+_PROBED_AT_ONCE, _TURNS = 64, 5  # a tick checks so many connections, or such a part of them: all in half the timeout
 _SUSPICIONS = 3  # checks of all connections after one has ended: ZeroMQ reports an end a little before it happens
 
 
@@ -70,6 +71,9 @@ class ZmqServer(ZmqEndpoint, Server):
         self._refusals = Refusals(log)
         self._by_rank: dict[int, Connection] = {}
         self._by_route: dict[bytes, tuple[int, Connection]] = {}
+        self._lost: list[Connection] = []  # of trainers of the run
+        self._departures: deque[int] = deque()  # elastic workers that are gone, which was not told yet
+        self._next_probed = 0
         self._pending: dict[bytes, tuple[Visitor, ServerSide]] = {}
         self._suspicions, self._next_probe = 0, 0.0
         self._gate = None if security.encrypted else Gate(self._context, Tokens(self._keys), self._refusals)
@@ -82,7 +86,7 @@ class ZmqServer(ZmqEndpoint, Server):
             why = zmq.strerror(error.errno or 0)
             raise InputError(f"can't listen at {address}: {why}", where=f"node {name}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
-        self._keeper.start()
+        KEEPER.add(self)
 
     def _listen(self, endpoint: str) -> None:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -109,7 +113,7 @@ class ZmqServer(ZmqEndpoint, Server):
         with self._changed:
             self._wait_until(self._has_request)
             if not self._inbox:
-                return Request(present(self._departed()), None)
+                return Request(self._departed(), None)
             connection, frames = self._received()
             rank, _ = self._by_route[connection.route[0]]
         return Request(rank, frames)
@@ -134,20 +138,22 @@ class ZmqServer(ZmqEndpoint, Server):
             self._wake()
 
     def _has_request(self) -> bool:
-        if not self._inbox:
-            for rank, connection in self._by_rank.items():
-                if connection.over != LEFT and rank not in self._elastic_workers:
-                    connection.check()
-        return bool(self._inbox) or self._departed(forget=False) is not None
+        if not self._inbox and self._lost:
+            self._lost[0].check()
+        return bool(self._inbox or self._departures)
 
-    def _departed(self, forget: bool = True) -> int | None:
-        """Returns an elastic worker that is gone, None if none is; `forget`: its rank may connect again."""
-        for rank, connection in self._by_rank.items():
-            if rank in self._elastic_workers and connection.over is not None:
-                if forget:
-                    del self._by_rank[rank], self._by_route[connection.route[0]]
-                return rank
-        return None
+    def _departed(self) -> int:
+        """Returns an elastic worker that is gone; its rank may connect again."""
+        rank = self._departures.popleft()
+        del self._by_route[self._by_rank.pop(rank).route[0]]
+        return rank
+
+    def _has_ended(self, connection: Connection) -> None:
+        rank, _ = self._by_route[connection.route[0]]
+        if rank in self._elastic_workers:
+            self._departures.append(rank)
+        elif connection.over != LEFT:
+            self._lost.append(connection)
 
     # --- what arrives, with the lock ---------------------------------------------------------------------------------
 
@@ -169,7 +175,7 @@ class ZmqServer(ZmqEndpoint, Server):
                 self._arrived(connection, what, rest)
         except Malformed as reason:
             self._refusals.count(str(reason), f"a message of node {connection.name} (rank {rank})")
-            connection.over = connection.over or nonsense(reason)
+            connection.end(nonsense(reason))
 
     def _from_stranger(self, route: bytes, visitor: Visitor, what: Head, frames: Sequence[zmq.Frame]) -> None:
         sizes = [len(frame) for frame in frames]
@@ -197,7 +203,7 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _welcome(self, route: bytes, hello: Hello) -> None:
         self._check_rank(route, hello.rank)
-        connection = Connection(self.names[hello.rank], [route], self.limits)
+        connection = Connection(self.names[hello.rank], [route], self.limits, self._has_ended)
         self._by_rank[hello.rank] = connection
         self._by_route[route] = hello.rank, connection
         self._say(route, Kind.WELCOME)
@@ -231,9 +237,14 @@ class ZmqServer(ZmqEndpoint, Server):
     def _look(self) -> None:
         now = time.monotonic()
         if self._suspicions or now >= self._next_probe:  # on a busy machine an end may come after these checks
+            connected = [connection for connection in self._by_rank.values() if connection.over is None]
+            if not self._suspicions:  # of many some, in turn
+                most = max(_PROBED_AT_ONCE, -(-len(connected) // _TURNS))
+                first = self._next_probed if self._next_probed < len(connected) else 0
+                self._next_probed = first + most
+                connected = connected[first : first + most]
             self._suspicions = max(0, self._suspicions - 1)
             self._next_probe = now + self._tick
-            connected = [connection for connection in self._by_rank.values() if connection.over is None]
             gone = [connection for connection in connected if not self._put(connection, Kind.PROBE)]
             if gone:
                 self._gone(gone)

@@ -1,6 +1,6 @@
 import pytest
 
-from marius_oac.nodes.transport import zmq_endpoint
+from marius_oac.nodes.transport import keeper
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from tests.nodes.transport.conformance import SERVER
 from tests.nodes.transport.guarded import LIMITS, Guarded
@@ -10,7 +10,7 @@ from tests.nodes.transport.strangers import Recorder
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """An end that nobody waits at answers newcomers a hundred times a second, not ten: tests connect often."""
-    monkeypatch.setattr(zmq_endpoint, "_KEEP", 0.01)
+    monkeypatch.setattr(keeper, "KEEP", 0.01)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "encrypted"])

@@ -45,6 +45,7 @@ def other(security, **changes):
 def once(monkeypatch):
     """A client that is broken off does not try again."""
     monkeypatch.setattr(zmq_client, "_TRIES", 1)
+    monkeypatch.setattr(zmq_client, "_CROWDED", 0.0)
 
 
 @pytest.mark.parametrize("changes", [{"secret": bytes(32)}, {"run": "another"}], ids=["secret", "run"])
@@ -68,8 +69,9 @@ def test_encrypted_at_one_end_only(guarded, once):
     guarded.counted(FOREIGN)
 
 
-def test_who_is_broken_off_tries_again_a_few_times(guarded):
+def test_who_is_broken_off_tries_again_a_few_times(guarded, monkeypatch):
     """As a server that strangers crowd does."""
+    monkeypatch.setattr(zmq_client, "_CROWDED", 0.0)
     begin = time.monotonic()
     with pytest.raises(NodeRefused, match="it closed the connection at"):
         ZmqClient(guarded.address, SERVER, 1, other(guarded.security, encrypted=not guarded.security.encrypted), LIMITS)

@@ -15,6 +15,7 @@ import pytest
 
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.transport.contract import Limits, Request, Security
+from marius_oac.nodes.transport.keeper import KEEPER
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLIN
 from marius_oac.nodes.transport.zmq_server import ZmqServer
@@ -159,8 +160,7 @@ def test_abort_takes_no_lock(wires):
 
 def test_what_the_descriptor_told_while_nobody_looked_is_not_forgotten(wires):
     server, client = wires.pair(0)
-    server._ending.set()
-    server._keeper.join(PATIENCE)  # from now on only calls look at the socket
+    KEEPER.remove(server)  # from now on only calls look at the socket
     server._tick = 2 * PATIENCE
     client.send([b"x"])
     while (
@@ -202,9 +202,10 @@ def test_an_error_in_the_background_surfaces_in_every_call(wires):
     with server._changed:
         server._look, server._next_look = fail, 0.0
     waiting = beside(server.receive)
-    server._keeper.join(0.5)
     assert isinstance(outcome_of(*waiting), RuntimeError)
-    server._keeper.join(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while server._error is None and time.monotonic() < deadline:
+        time.sleep(0)
     for call in (server.receive, lambda: server.send(0, [b"x"])):
         with pytest.raises(RuntimeError, match="broken"):
             call()
