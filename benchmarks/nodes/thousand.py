@@ -34,8 +34,9 @@ from marius_oac.storage.memory import MemoryStore
 ROWS, DIMENSION = 1 << 20, 64
 
 
-def _table() -> NumberedTable:
-    store = MemoryStore("rows", ROWS, RowLayout(DIMENSION, DIMENSION), RowInitial("normal", 0.1, 3, "rows"), ROWS)
+def table_of(rows: int) -> NumberedTable:
+    """Returns a table of so many rows of 64 floats, updated by Adagrad."""
+    store = MemoryStore("rows", rows, RowLayout(DIMENSION, DIMENSION), RowInitial("normal", 0.1, 3, "rows"), rows)
     return NumberedTable(store, RowOptimizer(OptimizerConfig(learning_rate=0.1)))
 
 
@@ -44,7 +45,7 @@ class _Trainers:
 
     def __init__(self, count: int, rows: int, in_flight: int, parts: int | None):
         self.count, self._rows, self._in_flight = count, rows, in_flight
-        self.table = _table()
+        self.table = table_of(ROWS)
         self._shard = Shard([self.table], count, ahead=in_flight + 1, parts=parts)
         owned = [range(1)] * count if parts is None else [parts_of(number, count, parts) for number in range(count)]
         self._blocks = [len(blocks_of(each, parts or 1)) for each in owned]
