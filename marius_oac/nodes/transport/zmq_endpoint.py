@@ -245,14 +245,16 @@ class ZmqEndpoint(Endpoint):
         if self._pumping or self._aborted or self._error is not None or not self._changed.acquire(blocking=False):
             return
         try:
-            if not self._pumping:
-                self._drain()
+            try:
+                if not self._pumping:
+                    self._drain()
+            finally:
+                self._changed.release()
+            self._after_pumping()
         except BaseException as error:  # noqa: BLE001 - raised in every call
-            self._error = error
-            self._wake()
-        finally:
-            self._changed.release()
-        self._after_pumping()
+            with self._changed:
+                self._error = error
+                self._wake()
 
     def _drain(self) -> None:
         """Takes in what has arrived; checks the connections if that was nothing, and every tick."""

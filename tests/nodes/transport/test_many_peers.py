@@ -50,6 +50,23 @@ def test_a_keeper_has_a_thread_while_it_has_an_endpoint():
         assert not thread.is_alive()
 
 
+def test_an_error_while_nobody_waits_ends_no_thread_and_is_raised_in_every_call(wires, monkeypatch):
+    server, _ = wires.pair(0)
+    KEEPER.remove(server)
+
+    def say():
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server._refusals, "say", say)
+        server.tend()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            server.receive()
+    server._error = None
+    KEEPER.add(server)  # it answers the farewells
+
+
 def test_silent_peers_are_not_looked_at_when_one_speaks(wires):
     server, *clients = wires.pair(*NAMES)
 
