@@ -83,6 +83,7 @@ def test_what_a_known_log_lacks_is_told(command, tmp_path):
     lines = {
         ("init", "taobao"): "name the folder with its files",
         ("init", "taobao", tmp_path / "none"): f"no such folder; taobaoad_x1 is train.csv, test.csv from {log.address}",
+        ("init", "taobao", folder / "train.csv"): "is no folder; taobaoad_x1 is",
         ("init", "criteo-1tb", folder): "day_0 is missing, or day_0.gz; criteo-1tb is day_0, day_1, ..., day_23 from",
         ("init", "taobao", folder, "--label", "x"): "without --label, --positive and --delimiter",
         ("init", "taobao", folder, "--split", tmp_path / "s"): "taobaoad_x1 has its splits",

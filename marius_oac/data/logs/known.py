@@ -37,7 +37,8 @@ class KnownLog:
             InputError: the folder or a file is missing.
         """
         if not folder.is_dir():
-            raise InputError(f"no such folder; {self._wanted()}", folder)
+            what = "is no folder" if folder.exists() else "no such folder"
+            raise InputError(f"{what}; {self._wanted()}", folder)
         found: dict[str, list[Path]] = {}
         for split, names in self.files.items():
             found[split] = [path for name in names if (path := _first(folder, name))]
