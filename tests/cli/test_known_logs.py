@@ -74,6 +74,9 @@ def test_the_log_is_trained(command, log, tmp_path):
         code, _, err = command(*argv)
         assert code == 0, err
     assert "test.auc" in (run / "summary.json").read_text()
+    if split:
+        parts = [gzip.decompress(path.read_bytes()) for path in sorted((tmp_path / "split").iterdir())]
+        assert len(parts) == 3 and sum(part.count(b"\n") for part in parts) == ROWS
 
 
 def test_what_a_known_log_lacks_is_told(command, tmp_path):

@@ -383,7 +383,7 @@ def test_restarts_are_counted_and_each_has_a_cluster_with_the_same_token(monkeyp
 
     class Cluster:
         def __enter__(self):
-            return SimpleNamespace(nodes=lambda: [node(CPU=2)])
+            return SimpleNamespace(nodes=lambda: [] if attempts else [node(CPU=2)])  # a lost one is not back yet
 
         def __exit__(self, *error):
             clusters.append("left")
