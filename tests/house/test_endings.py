@@ -9,7 +9,9 @@ from benchmarks.endings.processes import EVENTS, Command, Row, Started, expected
 
 def test_what_a_process_leaves_behind_is_found_wherever_it_went_and_ended(tmp_path):
     """One that has a session of its own, with other streams, whose parent is gone."""
-    script = 'setsid sleep 600 </dev/null >/dev/null 2>&1 & echo "$!" > "$0"; exit 3'
+    # While a process is replaced by the next program, it has no environment by which it could be found.
+    begun = "until grep -q sleep /proc/$!/comm; do :; done"
+    script = f'setsid sleep 600 </dev/null >/dev/null 2>&1 & {begun}; echo "$!" > "$0"; exit 3'
     with Started(["bash", "-c", script, str(tmp_path / "child")], tmp_path / "said.txt") as started:
         assert wait_until((tmp_path / "child").exists, started.process, 60)
         assert started.process.wait(60) == 3
