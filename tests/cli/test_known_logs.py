@@ -101,6 +101,14 @@ def test_what_a_known_log_lacks_is_told(command, tmp_path):
     assert code == 2 and says(err, "test.csv", "brand")
 
 
+def test_rows_that_training_would_refuse_are_told(command, tmp_path):
+    folder = made_up(find_log("criteo"), tmp_path / "files")
+    text = (folder / "train.txt").read_text()
+    (folder / "train.txt").write_text(text.replace("0\t", "9\t", 1))
+    code, out, err = command("init", "criteo", folder, "--split", tmp_path / "split")
+    assert code == 2 and not out and says(err, "train.txt", "'label'", "9") and not (tmp_path / "split").exists()
+
+
 def test_a_file_of_that_name_is_read(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "frappe").write_text("label,user\n" + "1,a\n0,b\n" * 10)

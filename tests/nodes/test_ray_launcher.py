@@ -16,12 +16,13 @@ import pytest
 
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.agent import LOST
+from marius_oac.nodes.launch.frozen import is_stopped
 from marius_oac.nodes.launch.on_ray import cluster as on_ray_cluster
 from marius_oac.nodes.launch.on_ray import driver
 from marius_oac.nodes.launch.on_ray.actor import TrainerActor, free_ports
 from marius_oac.nodes.launch.on_ray.cluster import running
 from marius_oac.nodes.launch.on_ray.placing import RayRequest, made, resources_of
-from marius_oac.nodes.launch.on_ray.reaper import reaping
+from marius_oac.nodes.launch.on_ray.reaper import reaping, users_of
 from marius_oac.runtime.signals import StopSignal
 
 PATIENCE = 60
@@ -254,21 +255,50 @@ def test_an_instance_that_does_not_start_is_one_line(monkeypatch):
     assert shut == [True]
 
 
-def test_a_signal_while_an_instance_starts_stops_the_run(monkeypatch):
+@pytest.mark.parametrize("code", [int(signal.SIGTERM), 3])
+def test_a_signal_while_an_instance_starts_stops_the_run_and_another_end_is_none(monkeypatch, code):
     before, shut = signal.getsignal(signal.SIGTERM), []
 
     def init(**options):
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(code))  # as Ray does, with the signal's number
         signal.raise_signal(signal.SIGTERM)
 
     ray = SimpleNamespace(init=init, shutdown=lambda: shut.append(True), is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(on_ray_cluster, "running", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(StopSignal) as caught, on_ray_cluster.cluster(2, "token", 60.0):
+    error = SystemExit if code == 3 else StopSignal
+    with pytest.raises(error, match="3" if code == 3 else "SIGTERM"), on_ray_cluster.cluster(2, "token", 60.0):
         raise AssertionError("it has started")
-    assert caught.value.number == signal.SIGTERM and shut == [True]
+    assert shut == [True]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_processes_of_an_instance_that_are_stopped_are_killed_and_no_others(monkeypatch):
+    program = "import os, signal, sys; file = open(*sys.argv[1:]); os.kill(os.getpid(), signal.SIGSTOP)"
+    folders, started = [], []
+
+    def init(_temp_dir, **options):
+        folders.append(_temp_dir)
+        for path, mode in ((f"{_temp_dir}/log", "w"), (os.devnull, "r")):
+            started.append(subprocess.Popen([sys.executable, "-c", program, path, mode]))
+
+    ray = SimpleNamespace(init=init, shutdown=lambda: None, is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(on_ray_cluster, "running", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with on_ray_cluster.cluster(2, "token", PATIENCE):
+        for each in started:
+            os.waitpid(each.pid, os.WUNTRACED)  # it is stopped by now
+        of_ray, of_the_user = started
+        assert users_of(folders[0], os.getpid()) == [of_ray.pid]
+    assert of_ray.wait(PATIENCE) == -signal.SIGKILL and of_the_user.poll() is None
+    with on_ray_cluster.cluster(2, "token", 0.5):
+        assert started[2].wait(PATIENCE) == -signal.SIGKILL
+    assert [is_stopped(each.pid) for each in started] == [False, True, False, True]
+    for each in started:
+        each.kill()
+        each.wait()
 
 
 def test_who_uses_a_folder_is_killed_when_the_block_ends(tmp_path):

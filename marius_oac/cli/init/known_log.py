@@ -8,25 +8,26 @@ from typing import Any
 
 import yaml
 
-from marius_oac.cli.init.log import LogRequest, sample_of
+from marius_oac.cli.init.log import LogRequest, sample_of, try_rows
 from marius_oac.cli.init.yaml_text import plain
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.logs.formats import open_log
 from marius_oac.data.logs.known import WHOLE, KnownLog
+from marius_oac.data.logs.sample import ROWS
 from marius_oac.data.logs.split import check_split, split_log
 from marius_oac.errors import InputError
 
 
 def known_log(log: KnownLog, sources: Sequence[str], request: LogRequest) -> tuple[str, list[str]]:
-    """The configuration's text, whose columns the files have, and notes. Writes the splits, if requested.
+    """The configuration's text, checked by reading the first rows with it, and notes. Writes the splits, if requested.
 
     Args:
         log: which one.
         sources: the folder that has its files.
 
     Raises:
-        InputError: there is not one folder; a file or a column is missing; an option is given that such a log does not
-            need; the folder of the splits exists.
+        InputError: there is not one folder; a file or a column is missing; a row is wrong; an option is given that such
+            a log does not need; the folder of the splits exists.
     """
     if len(sources) != 1:
         raise InputError("name the folder with its files: marius-oac init NAME FOLDER", log.name)
@@ -44,6 +45,7 @@ def known_log(log: KnownLog, sources: Sequence[str], request: LogRequest) -> tup
     data = CtrConfig.build(config).data
     for path in [path for paths in splits.values() for path in paths]:
         open_log(path, data, with_labels=True)
+    try_rows(data, splits["train"][0], ROWS)
     if request.split is not None:
         header = not data.columns
         plan = check_split(splits["train"][0], "csv", header, request.split, request.fractions)

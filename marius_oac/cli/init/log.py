@@ -112,7 +112,7 @@ def first_log(files: Sequence[Path], request: LogRequest, name: str) -> tuple[st
     config = CtrConfig.build(tree).data
     for path in [path for paths in splits.values() for path in paths]:
         open_log(path, config, with_labels=True)
-    _try(config, files[0], min(found.sample.rows, ROWS))
+    try_rows(config, files[0], min(found.sample.rows, ROWS))
     if plan is not None:
         parts = split_log(plan)
         text = _text(found, {split: [path] for split, path in parts.items()}, request, name)
@@ -183,7 +183,7 @@ def _rows(path: Path, sample: LogSample) -> int:
     return int(size / max(sample.bytes_a_row, 1.0))
 
 
-def _try(config: LogConfig, path: Path, rows: int) -> None:
+def try_rows(config: LogConfig, path: Path, rows: int) -> None:
     """Reads the first rows as training does. Raises InputError if training would refuse them."""
     blocks = open_log(path, config, with_labels=True).blocks(0, rows)
     raw = next(blocks)

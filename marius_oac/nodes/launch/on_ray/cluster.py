@@ -18,13 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
-
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.agent import variables
 from marius_oac.nodes.launch.cluster import this_machine
 from marius_oac.nodes.launch.frozen import frozen_end
-from marius_oac.nodes.launch.on_ray.reaper import reaping
+from marius_oac.nodes.launch.on_ray.reaper import reaping, users_of
 from marius_oac.runtime.signals import StopSignal
 
 EXTRA = "Ray is not installed: pip install 'marius-oac[ray]'"
@@ -117,7 +115,7 @@ def _instance(ray: ModuleType, trainers: int, timeout: float) -> Iterator[None]:
     short = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
     folder = tempfile.mkdtemp(prefix="marius-oac-", dir=short)
     # Ray's library would wait for its own processes for as long as they are stopped, at its end, too.
-    with reaping(folder), frozen_end(lambda: [each.pid for each in psutil.Process().children()], timeout):
+    with reaping(folder), frozen_end(lambda: users_of(folder, os.getpid()), timeout):
         try:
             _start(ray, num_cpus=each * trainers, _temp_dir=folder)
             yield
@@ -150,7 +148,9 @@ def _init(ray: ModuleType, **options: Any) -> None:
     ours = signal.getsignal(signal.SIGTERM) if here else None
     try:
         ray.init(log_to_driver=False, logging_level="ERROR", **options)
-    except SystemExit:
+    except SystemExit as error:
+        if error.code != signal.SIGTERM:
+            raise
         raise StopSignal(signal.SIGTERM) from None
     finally:
         if ours is not None:
