@@ -45,9 +45,15 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     for split in ("valid", "test"):
         parser.add_argument(f"--{split}-fraction", type=float, help="share of a single file (default: 0.05)")
     parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
-    parser.add_argument("--unseen", choices=("skip", "error", "keep"), default="skip",
-                        help="edges of valid and test whose names train lacks (default: skip)")  # fmt: skip
-    parser.add_argument("--duplicates", choices=("keep", "drop"), default="keep", help="default: keep")
+    parser.add_argument(
+        "--unseen",
+        choices=("train", "skip", "error", "keep"),
+        help="edges of valid and test with names that train lacks go to train, as many as it takes (default where "
+        "splits are drawn), are left out (default where they are given), refused, or kept",
+    )
+    parser.add_argument(
+        "--duplicates", choices=("keep", "drop"), default="keep", help="edges that equal an earlier one (default: keep)"
+    )
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:

@@ -39,6 +39,37 @@ def prepare(rows: dict[str, list[tuple]], unseen: str = "skip", duplicates: str 
         "unseen_edges": unseen_edges,
         "unseen_nodes": sum(kind == "n" for kind, _ in every - known),
         "unseen_relations": sum(kind == "r" for kind, _ in every - known),
+        "copies": {split: sum(row in kept["train"] for row in kept[split]) for split in SPLITS[1:]},
+        "copy": next((row for split in SPLITS[1:] for row in kept[split] if row in kept["train"]), None),
+    }
+
+
+def prepare_one(rows: list[tuple], draw, unseen: str = "train", duplicates: str = "keep") -> dict:
+    """Likewise of one file, whose n edges that are kept are in the splits `draw(n)`, indices into SPLITS."""
+    kept = list(dict.fromkeys(rows)) if duplicates == "drop" else rows
+    splits = list(draw(len(kept)))
+    before = prepare(_by_split(kept, splits), unseen="skip")
+    drawn = list(splits)
+    if unseen == "train":
+        seen = set().union(*(_names(row) for row, split in zip(kept, splits, strict=True) if split == 0))
+        for place, row in enumerate(kept):
+            if not _names(row) <= seen:
+                splits[place] = 0
+                seen |= _names(row)
+    found = prepare(_by_split(kept, splits), "skip" if unseen == "train" else unseen)
+    if unseen == "train":
+        found |= {key: before[key] for key in ("unseen_nodes", "unseen_relations")}
+        pairs = list(zip(drawn, splits, strict=True))
+        found["unseen_edges"] = {SPLITS[index]: pairs.count((index, 0)) for index in (1, 2)}
+    trained = [row for row, split in zip(kept, splits, strict=True) if split == 0]
+    copied = [row for row, split in zip(kept, splits, strict=True) if split and row in trained]
+    return found | {"duplicates": len(rows) - len(set(rows)), "copy": copied[0] if copied else None}
+
+
+def _by_split(rows: list[tuple], splits: list[int]) -> dict[str, list[tuple]]:
+    return {
+        name: [row for row, split in zip(rows, splits, strict=True) if split == index]
+        for index, name in enumerate(SPLITS)
     }
 
 

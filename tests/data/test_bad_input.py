@@ -204,7 +204,7 @@ def test_read_options(options):
         ({"source": "a", "test_fraction": 1.0}, "test_fraction: a fraction in [0, 1) is needed, not 1.0"),
         ({"source": "a", "test_fraction": float("nan")}, "test_fraction: a fraction in [0, 1) is needed, not nan"),
         ({"source": "a", "seed": -1}, "seed: a seed of 0 or more is needed, not -1"),
-        ({"source": "a", "unseen": "ignore"}, "unseen: one of skip, error, keep is needed, not 'ignore'"),
+        ({"source": "a", "unseen": "ignore"}, "unseen: one of train, skip, error, keep is needed, not 'ignore'"),
         ({"source": "a", "duplicates": "no"}, "duplicates: one of keep, drop is needed, not 'no'"),
     ],
 )  # fmt: skip
@@ -220,7 +220,8 @@ def test_fractions_with_given_splits(tmp_path):
 
 def test_nothing_left_to_train_on(tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"a\tr\tb\nb\tr\ta\n")
-    message = refused(tmp_path / "o", source=str(tmp_path / "a.tsv"), valid_fraction=0.49, test_fraction=0.5)
+    fractions = {"valid_fraction": 0.49, "test_fraction": 0.5}
+    message = refused(tmp_path / "o", source=str(tmp_path / "a.tsv"), unseen="skip", **fractions)
     assert message == "no edge is left to train on"
 
 

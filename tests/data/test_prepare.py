@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare import assemble, database, encode, numbering, repetitions
+from marius_oac.data.prepare import assemble, copies, database, encode, numbering, repetitions
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, prepare
 from marius_oac.data.prepare.splits import STRATUM_EDGES, DrawnSplits
@@ -58,6 +58,8 @@ def assert_graph_is(summary: PreparedGraph, expected: dict):
     assert summary.duplicates == expected["duplicates"]
     assert summary.unseen_edges == {split: expected["unseen_edges"][split] for split in ("valid", "test")}
     assert (summary.unseen_nodes, summary.unseen_relations) == (expected["unseen_nodes"], expected["unseen_relations"])
+    assert summary.copies == expected["copies"]
+    assert summary.copy == (expected["copy"] and " ".join(map(str, expected["copy"])))
     assert summary.fingerprint == graph.fingerprint
 
 
@@ -71,6 +73,8 @@ def test_given_splits(tmp_path, unseen, duplicates):
     assert (expected["duplicates"], expected["unseen_nodes"], expected["unseen_relations"]) == (2, 1, 1)
     assert f"2 duplicates, {'dropped' if duplicates == 'drop' else 'kept'}" in str(summary)
     assert "1 nodes and 1 relations that train lacks" in str(summary)
+    copies = "1 edges of valid equal an edge of train, as: a likes c (--duplicates drop leaves them out)"
+    assert (copies in str(summary)) == (duplicates == "keep")
     assert os.listdir(tmp_path / "g") != [] and not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
@@ -116,6 +120,70 @@ def test_any_names(train, valid, test, unseen, duplicates, relations):
         if not relations:
             rows = {split: [(row[0], row[2]) for row in rows[split]] for split in rows}
         assert_graph_is(summary, naive_prepare.prepare(rows, unseen, duplicates))
+
+
+def check_drawn(rows, relations, unseen, duplicates, shares, seed):
+    """Prepares them in chunks of three edges and files of a few repetitions, and compares all with the oracle."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as small:
+        limits = {assemble: {"CHUNK_EDGES": 3}, copies: {"CHUNK_EDGES": 4}}
+        for module, values in (limits | {repetitions: {"SORTED_EDGES": 6, "CHUNK_EDGES": 5}}).items():
+            for limit, value in values.items():
+                small.setattr(module, limit, value)
+        source = write_tsv(Path(name) / "g.tsv", rows)
+        read, fractions = ReadOptions(relations=relations), {"valid_fraction": shares[0], "test_fraction": shares[1]}
+        options = {"unseen": unseen, "duplicates": duplicates, "seed": seed, "read": read, **fractions}
+        rows = rows if relations else [(row[0], row[2]) for row in rows]
+        expected = naive_prepare.prepare_one(
+            rows, lambda count: DrawnSplits(count, *shares, seed).of(np.arange(count)).tolist(), unseen, duplicates
+        )
+        request = PrepareRequest(source=str(source), out=Path(name) / "g", **options)
+        if unseen != "train" and not expected["edges"]["train"]:
+            with pytest.raises(InputError, match="no edge is left to train on"):
+                prepare(request)
+            return expected
+        assert_graph_is(prepare(request), expected)
+        if unseen == "train":
+            trained = np.unique(Graph.open(request.out).edges("train")[:, [0, -1]])
+            assert len(trained) == len({name for row in rows for name in (row[0], row[-1])})
+        return expected
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    rows=st.lists(st.tuples(few, st.sampled_from("rst"), few), min_size=1, max_size=25),
+    relations=st.booleans(),
+    unseen=st.sampled_from(["train", "train", "keep"]),
+    duplicates=st.sampled_from(["keep", "drop"]),
+    shares=st.sampled_from([(0.2, 0.1), (0.45, 0.45), (0.0, 0.9)]),
+    seed=st.integers(0, 3),
+)
+def test_drawn_splits_of_any_edges(rows, relations, unseen, duplicates, shares, seed):
+    check_drawn(rows, relations, unseen, duplicates, shares, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_splits_of_rare_names_and_many_copies(seed):
+    random = np.random.default_rng(seed)
+    rows = [(f"n{a}", f"r{r}", f"n{b}") for a, r, b in random.integers(0, (25, 20, 25), (40, 3))]
+    rows += [rows[place] for place in random.integers(0, 40, 100)]
+    found = check_drawn(rows, True, "train", "keep", (0.45, 0.45), seed)
+    assert sum(found["copies"].values()) > 20 and sum(found["unseen_edges"].values()) > 5, found
+
+
+def test_names_go_to_train_by_default_where_splits_are_drawn(tmp_path):
+    rows = [(f"n{number}", "r", f"m{number // 4}") for number in range(100)]
+    source = write_tsv(tmp_path / "g.tsv", rows)
+    request = PrepareRequest(source=str(source), out=tmp_path / "a", valid_fraction=0.2, test_fraction=0.1)
+    summary = prepare(request)
+    assert summary == dataclasses.replace(
+        prepare(dataclasses.replace(request, out=tmp_path / "b", unseen="train")), path=summary.path
+    )
+    assert summary.edges == {"train": 100, "valid": 0, "test": 0} and summary.num_nodes == 125
+    assert "  30 edges went to train instead (20 for valid and 10 for test were drawn): it had none of " in str(summary)
+    assert json.loads((tmp_path / "a" / "graph.json").read_text())["options"]["unseen"] == "train"
+    with pytest.raises(InputError, match="unseen: edges go to train where splits are drawn, and these are given: skip"):
+        prepare(PrepareRequest(train=source, valid=source, out=tmp_path / "c", unseen="train"))
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "g.tsv"]
 
 
 @pytest.fixture(scope="module")
@@ -316,6 +384,7 @@ def test_limits_of_memory_and_threads_give_the_same_bytes(tmp_path, generated, m
     monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 1000)
     small = prepare(dataclasses.replace(request, out=tmp_path / "b"))
     assert dataclasses.replace(small, path=first.path) == first and first.duplicates > 0
+    assert (first.copy is not None) == (duplicates == "keep")
 
 
 @pytest.mark.parametrize("hashed", [repetitions_of, lambda edges: np.zeros(len(edges), np.uint64)])
@@ -330,7 +399,9 @@ def test_repeated_edges_are_found_whatever_their_hashes(tmp_path, monkeypatch, c
     found = repetitions.Repetitions(tmp_path / "edges", len(edges), columns, edges.dtype, tmp_path)
     rows = list(map(tuple, edges.tolist()))
     expected = [number for number, row in enumerate(rows) if row in rows[:number]]
-    assert sorted(np.concatenate(list(found.numbers())).tolist()) == expected and len(expected) > 20
+    pairs = np.concatenate(list(found.pairs()))
+    assert sorted(pairs[:, 1].tolist()) == expected and len(expected) > 20
+    assert all(one < other and rows[one] == rows[other] for one, other in pairs.tolist())
     assert os.listdir(tmp_path) == ["edges"]
 
 
@@ -346,7 +417,7 @@ def test_copies_of_one_edge_do_not_fill_a_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(repetitions.Repetitions, "_repeated", repeated)
     found = repetitions.Repetitions(tmp_path / "edges", 1000, 2, np.dtype(np.int32), tmp_path)
-    assert sum(map(len, found.numbers())) == 999 and max(sizes) == 50
+    assert sum(map(len, found.pairs())) == 999 and max(sizes) == 50
 
 
 def test_ids_beyond_int32_are_written_as_int64(tmp_path, monkeypatch):

@@ -45,7 +45,8 @@ def hubs(tmp_path_factory):
     ends[0][:NODES] = np.arange(NODES)
     np.save(folder / "edges.npy", np.stack([ends[0], generator.integers(2, size=3000), ends[1]], 1))
     read = ReadOptions(relations=True)
-    prepare(PrepareRequest(source=str(folder / "edges.npy"), out=folder / "graph", read=read, valid_fraction=0.1))
+    prepare(PrepareRequest(source=str(folder / "edges.npy"), out=folder / "graph", read=read, valid_fraction=0.1,
+                           unseen="skip"))  # fmt: skip
     return Graph.open(folder / "graph")
 
 

@@ -1,6 +1,6 @@
 """The last steps of preparing a graph, on integer ids: repetitions, splits, names that train lacks, and the files.
 
-Edges are read twice, in chunks: first to find the names that train has, then to write the files.
+Edges are read twice, in chunks: first to find the names that the given or drawn train has, then to write the files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from marius_oac.data.prepare.copies import CopiesOfTrain
 from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import write_names
 from marius_oac.data.prepare.repetitions import Repetitions
@@ -36,6 +37,8 @@ class Counts:
     unseen_edges: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS[1:], 0))
     unseen_nodes: int = 0
     unseen_relations: int = 0
+    copies: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS[1:], 0))
+    copy: str | None = None
 
 
 class RawEdges:
@@ -51,19 +54,26 @@ class RawEdges:
             for edges in encoder.edges():
                 file.write(np.ascontiguousarray(edges, dtype=self.dtype).data)
                 progress.add(len(edges))
-        self.duplicates = 0
         self._dropped: np.ndarray | None = None
         if drop_duplicates:
             self._dropped = mapped_npy(work / "dropped.npy", (self.rows,), np.bool_)
-        for numbers in Repetitions(self._path, self.rows, self.columns, self.dtype, work).numbers():
-            self.duplicates += len(numbers)
-            if self._dropped is not None:
-                self._dropped[numbers] = True
+        self.copies = CopiesOfTrain(work, self.rows)
+        self.duplicates = 0
+        for pairs in Repetitions(self._path, self.rows, self.columns, self.dtype, work).pairs():
+            self.duplicates += len(pairs)
+            if self._dropped is None:
+                self.copies.add(pairs)
+            else:
+                self._dropped[pairs[:, 1]] = True
 
     @property
     def kept_rows(self) -> int:
         """The number of edges that are kept."""
         return self.rows if self._dropped is None else self.rows - self.duplicates
+
+    def edge(self, number: int) -> np.ndarray:
+        """One edge, [columns], by its number as read."""
+        return np.memmap(self._path, self.dtype, "r", shape=(self.rows, self.columns))[number]
 
     def chunks(self, over_kept: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (edges, int32 or int64 [n, columns]; their numbers, int64 [n]). The caller may change the arrays.
@@ -88,13 +98,14 @@ class Assembler:
     """Writes the files of a graph folder except its manifest.
 
     Args:
-        unseen: "skip", "error" or "keep", see `prepare.PrepareRequest`.
+        unseen: "train", "skip", "error" or "keep", see `prepare.PrepareRequest`.
     """
 
     def __init__(self, encoder: Encoder, raw: RawEdges, splits: GivenSplits | DrawnSplits, unseen: str) -> None:
         self._encoder, self._raw, self._splits, self._unseen = encoder, raw, splits, unseen
         self._nodes = np.zeros(encoder.count("nodes"), dtype=np.bool_)
         self._relations = np.zeros(encoder.count("relations") if raw.columns == 3 else 0, dtype=np.bool_)
+        self._seen = [(self._nodes, [0, -1]), (self._relations, [1])][: raw.columns - 1]  # and where such ids stand
 
     def write(self, folder: Path) -> Counts:
         """Writes the files and returns the counts.
@@ -103,9 +114,9 @@ class Assembler:
             InputError: no edge is left to train on; with `unseen` "error", an edge has a name that train lacks.
         """
         counts = Counts(duplicates=self._raw.duplicates)
-        for edges, split in self._chunks():
+        for edges, _, split in self._chunks():
             self._see(edges[split == 0])
-        if not self._nodes.any():
+        if self._unseen != "train" and not self._nodes.any():
             raise InputError("no edge is left to train on")
         counts.unseen_nodes = int((~self._nodes).sum())
         counts.unseen_relations = int((~self._relations).sum())
@@ -115,49 +126,68 @@ class Assembler:
         counts.num_relations = len(self._relations) if keep else int(self._relations.sum())
         for table, seen in zip(self._encoder.tables, (self._nodes, self._relations), strict=False):
             write_names(folder / f"{table}.parquet", self._names(table, seen | keep))
+        counts.copies, example = self._raw.copies.count()
+        if example is not None:
+            counts.copy = " ".join(self._named(self._raw.edge(example)))
         return counts
 
-    def _chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         for edges, numbers in self._raw.chunks(self._splits.over_kept):
-            yield edges, self._splits.of(numbers)
+            yield edges, numbers, self._splits.of(numbers)
 
     def _see(self, edges: np.ndarray) -> None:
-        self._nodes[edges[:, 0]] = True
-        self._nodes[edges[:, -1]] = True
-        if self._raw.columns == 3:
-            self._relations[edges[:, 1]] = True
+        for seen, columns in self._seen:
+            seen[edges[:, columns]] = True
 
     def _known(self, edges: np.ndarray) -> np.ndarray:
-        known = self._nodes[edges[:, 0]] & self._nodes[edges[:, -1]]
-        return known & self._relations[edges[:, 1]] if self._raw.columns == 3 else known
+        return np.logical_and.reduce([seen[edges[:, columns]].all(1) for seen, columns in self._seen])
+
+    def _move(self, edges: np.ndarray, split: np.ndarray) -> np.ndarray:
+        """Moves to train, in reading order, each edge with a name that train lacks until then. Returns which, bool [n].
+
+        Such are those that have the first occurrence of a lacking name: an edge before them with it would have moved.
+        """
+        moved = np.zeros(len(edges), np.bool_)
+        for seen, columns in self._seen:
+            lacking = np.flatnonzero(~seen[edges[:, columns]].all(1))
+            names, first = np.unique(edges[lacking][:, columns], return_index=True)
+            moved[lacking[first[~seen[names]] // len(columns)]] = True
+        split[moved] = 0
+        self._see(edges[moved])
+        return moved
 
     def _write_edges(self, folder: Path, counts: Counts) -> None:
-        keep = self._unseen == "keep"
+        keep = self._unseen in ("keep", "train")
         node_ids, relation_ids = (_compact(seen | keep, self._raw.dtype) for seen in (self._nodes, self._relations))
         with ExitStack() as stack:
             progress = stack.enter_context(Progress("writing", "edges", self._raw.kept_rows))
             paths = [folder / f"{split}.npy" for split in SPLITS]
             columns, dtype = self._raw.columns, self._raw.dtype
             writers = [stack.enter_context(GrowingNpyWriter(path, columns, dtype)) for path in paths]
-            for edges, split in self._chunks():
-                known = self._known(edges)
+            for edges, numbers, drawn in self._chunks():
+                split = drawn.copy()
+                unseen = self._move(edges, split) if self._unseen == "train" else ~self._known(edges)
                 for index in (1, 2):
-                    unseen = (split == index) & ~known
-                    if self._unseen == "error" and unseen.any():
-                        self._refuse(SPLITS[index], edges[unseen][0])
-                    counts.unseen_edges[SPLITS[index]] += int(unseen.sum())
+                    those = (drawn == index) & unseen
+                    if self._unseen == "error" and those.any():
+                        self._refuse(SPLITS[index], edges[those][0])
+                    counts.unseen_edges[SPLITS[index]] += int(those.sum())
+                self._raw.copies.tell(numbers, split)
                 edges[:, 0], edges[:, -1] = node_ids[edges[:, 0]], node_ids[edges[:, -1]]
                 if self._raw.columns == 3:
                     edges[:, 1] = relation_ids[edges[:, 1]]
                 for index, writer in enumerate(writers):
-                    writer.append(edges[(split == index) & (known | keep)])
+                    writer.append(edges[(split == index) & (~unseen | keep)])
                 progress.add(len(edges))
             counts.edges = {split: writer.rows for split, writer in zip(SPLITS, writers, strict=True)}
 
+    def _named(self, edge: np.ndarray) -> list[str]:
+        """The names in an edge, [columns]."""
+        return [self._encoder.name(table, int(value)) for table, value in zip(_tables(edge), edge, strict=True)]
+
     def _refuse(self, split: str, edge: np.ndarray) -> None:
-        tables = ("nodes", "relations", "nodes") if len(edge) == 3 else ("nodes", "nodes")
+        tables, names = _tables(edge), self._named(edge)
         seen = {"nodes": self._nodes, "relations": self._relations}
-        names = [self._encoder.name(table, int(value)) for table, value in zip(tables, edge, strict=True)]
         column = next(index for index, table in enumerate(tables) if not seen[table][edge[index]])
         raise InputError(
             f"{tables[column][:-1]} {names[column]!r} never occurs in train (edge: {' '.join(names)}); "
@@ -170,6 +200,11 @@ class Assembler:
         for names in self._encoder.names(table):
             yield names.filter(pa.array(keep[start : start + len(names)]))
             start += len(names)
+
+
+def _tables(edge: np.ndarray) -> tuple[str, ...]:
+    """The table of the names in each column of an edge."""
+    return ("nodes", "relations", "nodes") if len(edge) == 3 else ("nodes", "nodes")
 
 
 def _compact(keep: np.ndarray, dtype: np.dtype) -> np.ndarray:

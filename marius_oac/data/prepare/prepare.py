@@ -30,6 +30,7 @@ from marius_oac.runtime.files.unfinished import flush_folder, new_part
 from marius_oac.runtime.progress import Progress
 
 DEFAULT_FRACTION = 0.05
+UNSEEN = ("train", "skip", "error", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,10 @@ class PrepareRequest:
         read: how edges are stored in the files; the registry knows this for known data sets.
         valid_fraction, test_fraction: fractions of a single file, 0.05 each by default; refused with given splits.
         seed: of the draw of splits.
-        unseen: what happens to edges of valid or test with an entity or relation that train lacks. They are left out
-            ("skip"), refused ("error"), or kept, and their names get rows that are never trained ("keep").
+        unseen: what happens to edges of valid or test with an entity or relation that train lacks. They go to train,
+            as many as it takes in the file's order ("train", the default where splits are drawn, refused where they
+            are given), are left out ("skip", the default where they are given), refused ("error"), or kept, and their
+            names get rows that are never trained ("keep").
         duplicates: what happens to edges that equal an earlier one (order: train, valid, test). They are counted and
             kept ("keep"), or left out before fractions are drawn ("drop").
 
@@ -66,7 +69,7 @@ class PrepareRequest:
     valid_fraction: float | None = None
     test_fraction: float | None = None
     seed: int = 0
-    unseen: Literal["skip", "error", "keep"] = "skip"
+    unseen: Literal["train", "skip", "error", "keep"] | None = None
     duplicates: Literal["keep", "drop"] = "keep"
 
     def __post_init__(self) -> None:
@@ -76,8 +79,8 @@ class PrepareRequest:
             raise InputError("files for valid or test need one for train")
         if self.from_dir is not None and self.source is None:
             raise InputError("a folder with a data set's files needs the data set's name", "from_dir")
-        for name, allowed in (("unseen", ("skip", "error", "keep")), ("duplicates", ("keep", "drop"))):
-            if getattr(self, name) not in allowed:
+        for name, allowed in (("unseen", UNSEEN), ("duplicates", ("keep", "drop"))):
+            if getattr(self, name) not in (*allowed, getattr(type(self), name)):
                 raise InputError(f"one of {', '.join(allowed)} is needed, not {getattr(self, name)!r}", name)
         if self.seed < 0:
             raise InputError(f"a seed of 0 or more is needed, not {self.seed}", "seed")
@@ -91,8 +94,12 @@ class PreparedGraph:
     Attributes:
         edges: the number of edges written for each split.
         duplicates: the number of edges that equal an earlier one, kept or dropped as requested.
-        unseen_edges: the number of edges of valid and test with an entity or relation that train lacks.
+        unseen_edges: the number of edges given or drawn for valid and test with an entity or relation that train
+            lacked. With `unseen` "train" only those that went there are such, the others have all in train then.
         unseen_nodes, unseen_relations: the number of such entities and relations.
+        unseen: what happened to them; see `PrepareRequest`.
+        copies: the number of edges of valid and test that equal an edge of train.
+        copy: the names in one of these, or None.
         comment_lines: the number of lines of text files that were skipped as comments.
     """
 
@@ -105,7 +112,9 @@ class PreparedGraph:
     unseen_edges: dict[str, int]
     unseen_nodes: int
     unseen_relations: int
-    unseen_kept: bool
+    unseen: str
+    copies: dict[str, int]
+    copy: str | None
     comment_lines: int
     fingerprint: str
 
@@ -115,10 +124,16 @@ class PreparedGraph:
         if self.duplicates:
             lines.append(f"  {self.duplicates:,} duplicates, {'dropped' if self.duplicates_dropped else 'kept'}")
         if unseen := sum(self.unseen_edges.values()):
-            names = f"{self.unseen_nodes:,} nodes and {self.unseen_relations:,} relations that train lacks"
-            lines.append(
-                f"  {unseen:,} edges of valid and test with {names}, {'kept' if self.unseen_kept else 'skipped'}"
-            )
+            names = f"{self.unseen_nodes:,} nodes and {self.unseen_relations:,} relations"
+            if self.unseen == "train":
+                drawn = " and ".join(f"{count:,} for {split}" for split, count in self.unseen_edges.items())
+                lines.append(f"  {unseen:,} edges went to train instead ({drawn} were drawn): it had none of {names}")
+            else:
+                done = "kept" if self.unseen == "keep" else "skipped"
+                lines.append(f"  {unseen:,} edges of valid and test with {names} that train lacks, {done}")
+        if self.copy is not None:
+            copies = " and ".join(f"{count:,} edges of {split}" for split, count in self.copies.items() if count)
+            lines.append(f"  {copies} equal an edge of train, as: {self.copy} (--duplicates drop leaves them out)")
         if self.comment_lines:
             lines.append(f"  {self.comment_lines:,} comment lines skipped")
         return "\n".join(lines)
@@ -138,6 +153,7 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
     if os.path.lexists(out):
         raise InputError("exists already; choose another folder or remove it", out)
     files, read = _find_files(request)
+    request = replace(request, unseen=_unseen(request, "all" in files))
     if "all" not in files and (request.valid_fraction, request.test_fraction) != (None, None):
         raise InputError("fractions are for a single file; the splits are given here", "valid_fraction, test_fraction")
     for path in files.values():
@@ -152,7 +168,7 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
                 encoder.resolve(progress)
             raw = RawEdges(encoder, work, request.duplicates == "drop")
             splits = _splits(request, files, ends, raw.kept_rows)
-            counts = Assembler(encoder, raw, splits, request.unseen).write(folder)
+            counts = Assembler(encoder, raw, splits, str(request.unseen)).write(folder)
         shutil.rmtree(work)
         sources = {split: str(path) for split, path in files.items()}
         manifest = _manifest(request, read, sources, counts, comment_lines)
@@ -161,7 +177,7 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
     return PreparedGraph(
         path=out,
         duplicates_dropped=request.duplicates == "drop",
-        unseen_kept=request.unseen == "keep",
+        unseen=str(request.unseen),
         comment_lines=comment_lines,
         fingerprint=digest,
         **vars(counts),
@@ -187,6 +203,12 @@ def _find_files(request: PrepareRequest) -> tuple[dict[str, Path], ReadOptions]:
     default = ReadOptions()
     asked = {f.name: getattr(request.read, f.name) for f in fields(ReadOptions)}
     return files, replace(dataset.read, **{k: v for k, v in asked.items() if v != getattr(default, k)})
+
+
+def _unseen(request: PrepareRequest, drawn: bool) -> Literal["train", "skip", "error", "keep"]:
+    if request.unseen == "train" and not drawn:
+        raise InputError("edges go to train where splits are drawn, and these are given: skip, error or keep", "unseen")
+    return request.unseen or ("train" if drawn else "skip")
 
 
 def _looks_like_a_path(source: str) -> bool:
@@ -233,6 +255,7 @@ def _manifest(
         "num_relations": counts.num_relations,
         "edges": counts.edges,
         "duplicates": counts.duplicates,
+        "copies": counts.copies,
         "unseen": {"edges": counts.unseen_edges, "nodes": counts.unseen_nodes, "relations": counts.unseen_relations},
         "comment_lines": comment_lines,
         "sources": sources,

@@ -37,8 +37,12 @@ class Repetitions:
     dtype: np.dtype
     work: Path
 
-    def numbers(self) -> Iterator[np.ndarray]:
-        """Yields the numbers of edges that equal an earlier one, in any order: int64 [n]."""
+    def pairs(self) -> Iterator[np.ndarray]:
+        """Yields (an earlier edge, an edge that equals it) as numbers, int64 [n, 2], ordered by neither.
+
+        Every edge that equals an earlier one is the second of one pair. What is yielded once has no edge both as a
+        first and as a second; an edge that is the first of a pair may be the second of one that is yielded later.
+        """
         files = min(-(-self.rows // SORTED_EDGES), _MOST_FILES)
         if files <= 1:
             if self.rows:
@@ -52,7 +56,7 @@ class Repetitions:
                 repeated = self._repeated(hashes, first)
                 yield repeated
                 kept = np.ones(len(edges), np.bool_)
-                kept[repeated - first] = False
+                kept[repeated[:, 1] - first] = False
                 records = np.empty(int(kept.sum()), _RECORD)
                 records["hash"], records["number"] = hashes[kept], first + np.flatnonzero(kept)
                 place = (records["hash"] >> np.uint64(32)) % np.uint64(files)
@@ -64,21 +68,23 @@ class Repetitions:
             yield self._repeated(np.ascontiguousarray(found["hash"]), np.ascontiguousarray(found["number"]))
 
     def _repeated(self, hashes: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
-        """Of edges with these hashes, uint64 [n], the numbers of those that equal an earlier one. `numbers`, ascending,
-        int64 [n], are the edges'; an int: that of the first, from which they count."""
+        """Of edges with these hashes, uint64 [n], the pairs of the first that is equal and each later one. `numbers`,
+        ascending, int64 [n], are the edges'; an int: that of the first, from which they count."""
         ordered = np.sort(hashes)
         twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
         del ordered
         if not twice.size:
-            return np.empty(0, np.int64)
+            return np.empty((0, 2), np.int64)
         place = np.searchsorted(twice, hashes)
         place[place == len(twice)] = 0
         some = np.flatnonzero(twice[place] == hashes)
         those = numbers + some if isinstance(numbers, int) else numbers[some]
         edges = np.memmap(self.path, self.dtype, "r", shape=(self.rows, self.columns))[those]
         order = np.lexsort(edges.T)  # which leaves the order of equal ones
-        edges = edges[order]
-        return those[order[1:][(edges[1:] == edges[:-1]).all(1)]]
+        edges, those = edges[order], those[order]
+        new = np.append(True, (edges[1:] != edges[:-1]).any(1))
+        begins = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+        return np.stack([those[begins[~new]], those[~new]], axis=1)
 
     def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
         with open(self.path, "rb") as file:
