@@ -14,7 +14,13 @@ from marius_oac.runtime.imports import imports
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """The arguments of `report`."""
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run; several are compared")
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run, or of a search by `tune`; several runs are compared",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: report.html in the first)")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
     parser.add_argument(
@@ -28,6 +34,9 @@ def make_report(args: argparse.Namespace) -> None:
     with imports():
         from marius_oac.runs.report.page import write_report
 
+    searches = [path for path in args.runs if (path / "search.json").is_file()]
+    if searches and (len(args.runs) > 1 or args.quality):
+        raise InputError("is a search, whose report has no other run, and opens no model", searches[0])
     opened = {"data_path": args.data_path, "trust": args.trust}
     if not args.quality and any(opened.values()):
         raise InputError("goes with --quality: without it no model is opened", "--data-path, --trust")
@@ -37,7 +46,13 @@ def make_report(args: argparse.Namespace) -> None:
             from marius_oac.training.trained import quality_of_run
 
         measure = partial(quality_of_run, **opened)
-    path = write_report(args.runs, args.out, measure)
+    if searches:
+        with imports():
+            from marius_oac.training.tune.report import write_study_report
+
+        path = write_study_report(searches[0], args.out)
+    else:
+        path = write_report(args.runs, args.out, measure)
     report(path)
     if args.open:
         webbrowser.open(path.absolute().as_uri())

@@ -52,8 +52,8 @@ def everything(report: Report) -> Section:
     if names:
         rows = columns(report, names, lambda run, name: _results(run).get(name))
         blocks.append(Table("All results", header(report, "value"), rows, open=False))
-    keys = list(dict.fromkeys(key for run in report.runs for key in _flat(run)))
-    found = [_flat(run) for run in report.runs]
+    found = [flat(run.config.model_dump(mode="json")) for run in report.runs]
+    keys = list(dict.fromkeys(key for each in found for key in each))
     table = [[key, *(each.get(key, "") for each in found)] for key in keys]
     blocks.append(Table("The whole configuration", header(report, "key"), table, open=False, texts=True))
     return Section("details", "Details", (), blocks)
@@ -66,7 +66,8 @@ def _results(run: History) -> dict[str, float]:
     return found
 
 
-def _flat(run: History) -> dict[str, str]:
+def flat(config: Any) -> dict[str, str]:
+    """The keys of a configuration, given as plain values, with their values as texts."""
     found: dict[str, str] = {}
 
     def walk(tree: Any, path: str) -> None:
@@ -80,5 +81,5 @@ def _flat(run: History) -> dict[str, str]:
             text = "null" if tree is None else str(tree).lower() if isinstance(tree, bool) else str(tree)
             found[path] = text if len(text) <= 300 else text[:297] + "..."
 
-    walk(run.config.model_dump(mode="json"), "")
+    walk(config, "")
     return found

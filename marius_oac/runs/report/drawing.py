@@ -121,7 +121,7 @@ def tidy(axes: Axes, x_label: str, narrow: bool, y_label: str | None = None) -> 
     axes.set_xlabel(x_label)
     if y_label:
         axes.set_ylabel(y_label)
-    axes.xaxis.set_major_locator(MaxNLocator(4 if narrow else 8, integer=x_label in ("batch", "epoch")))
+    axes.xaxis.set_major_locator(MaxNLocator(4 if narrow else 8, integer=x_label in ("batch", "epoch", "trial")))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value, axes.get_xlim()[1])))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value, axes.get_ylim()[1])))

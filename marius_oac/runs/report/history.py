@@ -191,7 +191,7 @@ class Lines:
 def open_run(path: Path) -> RunFolder:
     """Opens the folder of a run, whose files are links to no other folder. Raises as `read_history`."""
     for name in READ:
-        _check_inside(path, name)
+        check_inside(path, name)
     return RunFolder.open(path)
 
 
@@ -218,7 +218,8 @@ def check_size(size: int, where: Path) -> None:
         raise CheckpointError(f"is larger than the {MOST_BYTES >> 20} MiB that a report reads", where)
 
 
-def _check_inside(folder: Path, name: str) -> None:
+def check_inside(folder: Path, name: str) -> None:
+    """Raises CheckpointError where a file of a folder is a symbolic link that leads out of it."""
     path = folder / name
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError("is a symbolic link that leads out of the run's folder", path)

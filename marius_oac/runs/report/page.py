@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -40,10 +40,15 @@ def write_report(
     paths = [Path(run) for run in runs]
     target = Path(out) if out else paths[0] / REPORT
     histories = [read_history(path) for path in paths]
+    return write_page(target, lambda: render(Report(histories, [measure(path) for path in paths] if measure else ())))
+
+
+def write_page(target: Path, make: Callable[[], str]) -> Path:
+    """Writes a page that `make` makes, if it can be written there; returns `target`. Raises InputError if it can't."""
     check_no_link(target)
     if target.is_dir():
         raise InputError("is a folder: name a file", target)
-    page = render(Report(histories, [measure(path) for path in paths] if measure else ()))
+    page = make()
     with disk_errors(target):
         make_folder(target.parent)
     write_atomically(target, page)
@@ -51,30 +56,52 @@ def write_report(
 
 
 def render(report: Report) -> str:
-    """The page of a report."""
+    """The page of a report of runs."""
+    made = (
+        learning.summary, learning.comparison, learning.learning, quality.quality, speed.speed, rows.rows, rows.disk,
+        space.memory, details.nodes, details.everything,
+    )  # fmt: skip
+    sections = [section for make in made if (section := make(report)) is not None]
+    names = [run.name for run in report.runs]
+    legend = [(report.letter(number), name) for number, name in enumerate(names)] if report.several else []
+    return html(f"Report: {', '.join(names)}", ", ".join(names), sections, report.axes, legend, report.live)
+
+
+def html(
+    title: str,
+    heading: str,
+    sections: Sequence[Section],
+    axes: Mapping[str, str] | None = None,
+    legend: Sequence[tuple[str, str]] = (),
+    live: float | None = None,
+) -> str:
+    """A page of sections.
+
+    Args:
+        axes: the horizontal axes to choose from, of `AXES`; None: there is one of each figure's own.
+        legend: letter and name of each run, in the order of the page's colours.
+        live: as of `Report`.
+    """
     try:
         import jinja2
         from markupsafe import Markup
     except ImportError:
         raise InputError("needs Jinja2: pip install 'marius-oac[report]'", "marius-oac report") from None
-    made = (
-        learning.summary, learning.comparison, learning.learning, quality.quality, speed.speed, rows.rows, rows.disk,
-        space.memory, details.nodes, details.everything,
-    )  # fmt: skip
-    sections = [arranged(section) for make in made if (section := make(report)) is not None]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )  # fmt: skip
     environment.filters |= {"printable": printable, "coded": coded}
     environment.globals["svg"] = Markup
     here = files(__package__)
-    names = [run.name for run in report.runs]
     page = environment.from_string((here / "page.html.j2").read_text("utf-8"))
     return page.render(
-        title=f"Report: {', '.join(names)}",
+        title=title,
+        heading=heading,
         style=(here / "page.css").read_text("utf-8"),
-        report=report,
-        sections=sections,
+        sections=[arranged(section) for section in sections],
+        axes=axes or {},
+        legend=legend,
+        live=live,
         every_axis=AXES,
         version=__version__,
     )

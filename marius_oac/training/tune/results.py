@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from marius_oac.config.space import at, written
 from marius_oac.errors import InputError
@@ -44,7 +45,9 @@ class Outcome:
         lines.append(f"the best on test, by which nothing was chosen: {tested(self.best)}")
         run = TrialsFolder(self.folder).run(self.best.number)
         lines.append(f"its config: {self.folder / 'best.yaml'}; its run: {run}")
-        lines.append(f"all trials: {self.folder / 'trials.tsv'}")
+        lines.append(
+            f"all trials: {self.folder / 'trials.tsv'}; as a page: marius-oac report {quote(str(self.folder))}"
+        )
         return "\n".join(lines)
 
 

@@ -64,10 +64,11 @@ class Trial(Described):
 
     def told(self) -> str:
         """Its values, on one line."""
-        return " ".join(f"{key.rpartition('.')[2]}={_short(value)}" for key, value in self.values.items())
+        return " ".join(f"{key.rpartition('.')[2]}={short(value)}" for key, value in self.values.items())
 
 
-def _short(value: Value | None) -> str:
+def short(value: Value | None) -> str:
+    """A value of a setting in few characters."""
     return f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
 
 
