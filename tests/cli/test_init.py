@@ -56,6 +56,12 @@ def test_ratings_above_their_mean_are_offered_as_likes(command, here):
     assert config.data.label.positive == ("5",) and "those above" not in text
 
 
+def test_positive_says_which_of_several_texts_mean_1(command, here):
+    write(here / "log.csv", "user,did\n" + "".join(f"u{i % 7},{('buy', 'cart', 'view')[i % 3]}\n" for i in range(90)))
+    config, _, _ = described(command, here / "log.csv", "--label", "did", "--positive", "buy", "--task", "ctr")
+    assert (config.data.label.column, config.data.label.positive) == ("did", ("buy",))
+
+
 def says_of(err, part):
     return any(part in line for line in err)
 

@@ -147,7 +147,7 @@ def _found(files: Sequence[Path], request: LogRequest) -> _Found:
     sample = sample_of(files[0], request.delimiter)
     columns = guess(sample)
     try:
-        label = guess_label(sample, request.label)
+        label = guess_label(sample, request.label, any_values=bool(request.positive))
     except InputError as error:
         kinds = ", ".join(f"{each.name} ({each.kind})" for each in columns[:40])
         raise InputError(f"{error.message}; the columns are, with a guess of each: {kinds}", error.where) from None

@@ -232,14 +232,16 @@ def _separator(texts: pa.Array) -> str | None:
     return None
 
 
-def guess_label(sample: LogSample, asked: str | None = None) -> Label:
+def guess_label(sample: LogSample, asked: str | None = None, any_values: bool = False) -> Label:
     """Guesses the column of labels, or describes the one that is `asked` for.
+
+    With `any_values` that column may hold values of which it can't be guessed which mean 1: none does in the result.
 
     Raises:
         InputError: there is none, or several are possible; lists them.
     """
     if asked is not None:
-        return _label(sample, _asked(sample, asked))
+        return _label(sample, _asked(sample, asked), any_values)
     two = [name for name in sample.names if _is_binary(sample.columns[name])]
     named = [name for name in two if _named(name, _CLICKS)] or [name for name in two if words(name)[:1] == ["is"]]
     rated = [name for name in sample.names if _named(name, _RATINGS) and _is_rating(sample.columns[name])]
@@ -290,7 +292,7 @@ def _is_rating(column: pa.Array) -> bool:
     return len(texts) > 2 and all(number_of(text) is not None for text in texts)
 
 
-def _label(sample: LogSample, name: str) -> Label:
+def _label(sample: LogSample, name: str, any_values: bool = False) -> Label:
     """Decides which values of a column mean 1: of well-known values the reader knows; of two others the larger number,
     or the rarer text; of several numbers those above the mean."""
     column = sample.columns[name]
@@ -311,6 +313,8 @@ def _label(sample: LogSample, name: str) -> Label:
         mean = float((values * counts).sum() / counts.sum())
         chosen = np.flatnonzero(values > mean).tolist()
         why = f"those above the mean, {mean:.2f}, of {', '.join(texts)}"
+    elif any_values:
+        chosen, why = [], ""
     else:
         shown = ", ".join(map(repr, texts[:5]))
         raise InputError(f"column '{name}' has {len(texts):,} different values ({shown}, ...): no label", "--label")
