@@ -19,7 +19,8 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="?",
-        help="a .tsv, .csv (also .gz), .parquet or .npy file, dgl's .bin file or CSV folder, or a data set's name",
+        help="a .tsv, .csv (also .gz), .parquet or .npy file, its address (https://, s3://, ...), dgl's .bin file or "
+        "CSV folder, or a data set's name",
     )
     parser.add_argument(
         "--out",
@@ -29,7 +30,7 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
         "features.parquet (name, features)",
     )
     for split in ("train", "valid", "test"):
-        parser.add_argument(f"--{split}", type=Path, metavar="FILE", help=f"edges of the {split} split")
+        parser.add_argument(f"--{split}", metavar="FILE", help=f"edges of the {split} split, a file or its address")
     parser.add_argument("--from", dest="from_dir", type=Path, metavar="DIR", help="take the data set's files from here")
     parser.add_argument(
         "--columns", help="names or numbers (from 0), in the order head,relation,tail or source,destination"

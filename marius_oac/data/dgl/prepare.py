@@ -8,6 +8,7 @@ from pathlib import Path
 from marius_oac.data.dgl.csv_folders import META, prepare_dgl_csv
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, prepare
+from marius_oac.data.prepare.remote import is_address
 from marius_oac.errors import InputError
 
 
@@ -19,7 +20,7 @@ def prepare_source(request: PrepareRequest) -> PreparedGraph:
     """
     source = Path(request.source or "")
     folder = os.path.exists(source / META)  # unlike Path.exists, False for a name that is too long
-    if request.source is None or not (folder or source.suffix == ".bin"):
+    if request.source is None or is_address(request.source) or not (folder or source.suffix == ".bin"):
         return prepare(request)
     if request.from_dir is not None or request.read != ReadOptions(relations=request.read.relations):
         raise InputError("dgl says itself what its columns are: --from, and how to read text, are for others", source)

@@ -27,7 +27,7 @@ from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
 
 TIMEOUT_SECONDS = 30.0  # without a single byte
-_PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
 def default_cache_dir() -> Path:
@@ -96,7 +96,7 @@ def download(url: str, target: Path, sha256: str | None = None, timeout: float =
         raise InputError("only http and https addresses are fetched", url)
     request = urllib.request.Request(url, headers={"User-Agent": "marius_oac"})
     digest, done = hashlib.sha256(), 0
-    with _new_file(target) as file:
+    with new_file(target) as file:
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 length = answer.headers.get("Content-Length")
@@ -122,7 +122,7 @@ def download(url: str, target: Path, sha256: str | None = None, timeout: float =
 
 def _receive(answer: BinaryIO, url: str) -> bytes:
     try:
-        return answer.read(_PIECE_BYTES)
+        return answer.read(PIECE_BYTES)
     except TimeoutError:
         raise
     except (HTTPException, OSError) as error:
@@ -130,7 +130,7 @@ def _receive(answer: BinaryIO, url: str) -> bytes:
 
 
 @contextmanager
-def _new_file(target: Path) -> Iterator[BinaryIO]:
+def new_file(target: Path) -> Iterator[BinaryIO]:
     """A file beside `target` that is renamed to `target` if the block succeeds, and removed otherwise."""
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -182,5 +182,5 @@ def _pick(found: dict[str, Any], member: str, archive: Path) -> Any:
 
 
 def _copy(source: IO[bytes], target: Path) -> None:
-    with _new_file(target) as file:
-        shutil.copyfileobj(source, file, _PIECE_BYTES)
+    with new_file(target) as file:
+        shutil.copyfileobj(source, file, PIECE_BYTES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import write_manifest
 from marius_oac.data.prepare.readers import check_readable, read_edges
 from marius_oac.data.prepare.registry import EMBEDDED, find_dataset, is_known, locate
+from marius_oac.data.prepare.remote import fetched, is_address, shown
 from marius_oac.data.prepare.room import check_room
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
 from marius_oac.errors import InputError
@@ -41,7 +42,8 @@ class PrepareRequest:
 
     Attributes:
         out: the graph folder to make; it must not exist.
-        source: a file that is split by fractions, or a name in the registry.
+        source: a file that is split by fractions, its address, or a name in the registry.
+        train, valid, test: files of the splits, or their addresses (`remote`).
         from_dir: a folder that holds the known data set's files; nothing is downloaded then.
         cache_dir: where downloads of known data sets are kept.
         read: how edges are stored in the files; the registry knows this for known data sets.
@@ -60,9 +62,9 @@ class PrepareRequest:
 
     out: Path
     source: str | None = None
-    train: Path | None = None
-    valid: Path | None = None
-    test: Path | None = None
+    train: Path | str | None = None
+    valid: Path | str | None = None
+    test: Path | str | None = None
     from_dir: Path | None = None
     cache_dir: Path | None = None
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -156,21 +158,21 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
     request = replace(request, unseen=_unseen(request, "all" in files))
     if "all" not in files and (request.valid_fraction, request.test_fraction) != (None, None):
         raise InputError("fractions are for a single file; the splits are given here", "valid_fraction, test_fraction")
-    for path in files.values():
-        check_readable(path)
-    check_room(files.values(), out)
+    _check([path for path in files.values() if isinstance(path, Path)], out)
     with new_folder(out) as folder:
         work = folder / "work"
         work.mkdir()
-        with Encoder(work) as encoder:
-            ends, comment_lines = _read(encoder, files, read)
+        with fetched(files, work / "fetched") as paths, Encoder(work) as encoder:
+            if paths != files:
+                _check(paths.values(), out)
+            ends, comment_lines = _read(encoder, paths, read)
             with Progress("sorting and joining names", "steps", 3) as progress:
                 encoder.resolve(progress)
             raw = RawEdges(encoder, work, request.duplicates == "drop")
             splits = _splits(request, files, ends, raw.kept_rows)
             counts = Assembler(encoder, raw, splits, str(request.unseen)).write(folder)
         shutil.rmtree(work)
-        sources = {split: str(path) for split, path in files.items()}
+        sources = {split: shown(str(path)) for split, path in files.items()}
         manifest = _manifest(request, read, sources, counts, comment_lines)
         names = [f"{split}.npy" for split in SPLITS] + [path.name for path in folder.glob("*.parquet")]
         digest = write_manifest(folder, manifest, sorted(names))
@@ -184,13 +186,21 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
     )
 
 
-def _find_files(request: PrepareRequest) -> tuple[dict[str, Path], ReadOptions]:
-    """The files by split ("all" for a single file), and how to read them."""
+def _check(paths: Collection[Path], out: Path) -> None:
+    for path in paths:
+        check_readable(path)
+    check_room(paths, out)
+
+
+def _find_files(request: PrepareRequest) -> tuple[Mapping[str, Path | str], ReadOptions]:
+    """The files, or their addresses, by split ("all" for a single file), and how to read them."""
     if request.train is not None:
         given = {"train": request.train, "valid": request.valid, "test": request.test}
-        files = {split: Path(path) for split, path in given.items() if path is not None}
-        return (files if len(files) > 1 else {"all": files["train"]}), request.read
+        named = {split: _file(path) for split, path in given.items() if path is not None}
+        return (named if len(named) > 1 else {"all": named["train"]}), request.read
     source = str(request.source)
+    if is_address(source):
+        return {"all": source}, request.read
     if request.from_dir is None and (os.path.exists(source) or _looks_like_a_path(source)):
         return {"all": Path(source)}, request.read
     dataset = find_dataset(source)
@@ -209,6 +219,10 @@ def _unseen(request: PrepareRequest, drawn: bool) -> Literal["train", "skip", "e
     if request.unseen == "train" and not drawn:
         raise InputError("edges go to train where splits are drawn, and these are given: skip, error or keep", "unseen")
     return request.unseen or ("train" if drawn else "skip")
+
+
+def _file(path: Path | str) -> Path | str:
+    return path if is_address(path) else Path(path)
 
 
 def _looks_like_a_path(source: str) -> bool:
@@ -231,7 +245,7 @@ def _read(encoder: Encoder, files: dict[str, Path], read: ReadOptions) -> tuple[
 
 
 def _splits(
-    request: PrepareRequest, files: dict[str, Path], ends: tuple[int, int, int], kept_rows: int
+    request: PrepareRequest, files: Mapping[str, Path | str], ends: tuple[int, int, int], kept_rows: int
 ) -> GivenSplits | DrawnSplits:
     if "all" in files:
         return DrawnSplits(kept_rows, *_fractions(request), request.seed)
