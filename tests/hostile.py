@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from marius_oac.kernels.cpu.pages import checksum
 from marius_oac.runtime.files.atomic import json_digest, sealed
-from marius_oac.runtime.files.untrusted import large_file
+from marius_oac.runtime.files.untrusted import blocked_file
 from marius_oac.storage.disk.files import HEADER_BYTES
 
 
@@ -18,7 +19,7 @@ def listed(path: Path) -> dict:
 
 
 def listed_in_checkpoint(path: Path) -> dict:
-    return large_file(path.read_bytes()).model_dump()
+    return blocked_file(path.read_bytes()).model_dump()
 
 
 def reseal_graph(folder: Path, **changes) -> None:
@@ -74,3 +75,13 @@ def reseal_pages(run: Path, table: str, page: int, change) -> None:
         checksums[page] = checksum(content.ctypes.data, page_bytes, page)
     np.save(checkpoint / f"{table}.checksums.npy", checksums)
     reseal_checkpoint(checkpoint)
+
+
+def as_version_2(folder: Path) -> None:
+    """Makes of a checkpoint what version 2 of the format wrote: one XXH3 of each whole file."""
+    content = json.loads((folder / "manifest.json").read_text()) | {"version": 2}
+    content.pop("sha256")
+    for name in content["files"]:
+        whole = (folder / name).read_bytes()
+        content["files"][name] = {"bytes": len(whole), "xxh3_128": xxhash.xxh3_128_hexdigest(whole)}
+    (folder / "manifest.json").write_bytes(sealed(content))

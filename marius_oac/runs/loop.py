@@ -69,7 +69,7 @@ class TrainingLoop:
             self.session.task.check_data_from(0)
             self.folder.rewind(0, wait=self.peers.wait)
             return
-        checkpoint = self.peers.agreed(lambda: self.folder.checkpoints.open(name or names[-1]))
+        checkpoint = self.peers.agreed(lambda: self.folder.checkpoints.open(name or names[-1], as_read=True))
         saved = read_saved(self.folder.rows) or ""
         if name is None and saved > checkpoint.name:
             logger.warning(f"checkpoint {saved} is gone: the run goes on from {checkpoint.name}")
@@ -106,8 +106,7 @@ class TrainingLoop:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self.folder.checkpoints.keep_for(self.session.stores)
-        self.session.task.load_state_arrays(checkpoint.arrays())
-        checkpoint.restore(self.session.stores)
+        self.peers.agreed(lambda: self.session.load_rows(checkpoint, self.folder.checkpoints))
         try:
             self.session.task.load_dense(self.session.parts, checkpoint)
         except ValueError as error:  # the user's own network or layer may have changed

@@ -19,6 +19,8 @@ from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.stages import BatchResult, Probe
+from marius_oac.runs.checkpoints.checkpoint import DENSE, Checkpoint
+from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.reporting import memory_of, setting_of
 from marius_oac.runs.task import Task
 from marius_oac.runtime.closing import Closable
@@ -155,6 +157,15 @@ class Session(Closable):
     def _beside_compute(self) -> AbstractContextManager[None]:
         """On the CPU the calling thread, and those that it starts, belong where `compute` does."""
         return self.binding.bound("compute") if self.device.type == "cpu" else nullcontext()
+
+    def load_rows(self, checkpoint: Checkpoint, checkpoints: Checkpoints) -> None:
+        """Loads the tables of a checkpoint, one of `checkpoints`. Raises CheckpointError if it is damaged, also where
+        it has the dense parameters: processes load these together, and none may fail then."""
+        with checkpoints.offering_before(checkpoint.name):
+            self.task.load_state_arrays(checkpoint.arrays())
+            checkpoint.restore(self.stores)
+            if checkpoint.checked:
+                checkpoint.verify(DENSE)
 
     def dense_fingerprint(self) -> str:
         """SHA-256 of the dense parameters and their optimizer state, by name."""

@@ -83,6 +83,11 @@ class SavedTable:
         array: RowArray = self.array(part)
         return array
 
+    def read(self, which: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Reads consecutive rows: values and state, float32 [n, width], and timestamps, int64 [n]."""
+        values, state, timestamps = (self.rows(part)[which] for part in PARTS)
+        return np.concatenate((values, state), axis=1), np.array(timestamps)
+
     def damage(self, besides: SavedTable | None, read: Callable[[int], object]) -> Iterator[InputError]:
         """Checks what lies outside of the checkpoint, except what `besides` has, too. Yields an error for each damaged
         file. `read` is called with numbers of bytes that were read."""

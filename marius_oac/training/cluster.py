@@ -274,7 +274,7 @@ def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None) -
         raise InputError(f"its part of the run is gone: bring {part.parent} back to it", f"node {', '.join(gone)}")
     if checkpoint is None:
         check_saved(peers, path, part, max(mine, theirs))
-    return seen[theirs].open(theirs) if theirs > mine else None
+    return peers.agreed(lambda: seen[theirs].open(theirs, as_read=True)) if theirs > mine else None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.checkpoint import MANIFEST
 from marius_oac.runs.folder.about import decisive
 from marius_oac.runtime.files.atomic import json_digest, sealed
-from marius_oac.runtime.files.untrusted import large_file
+from marius_oac.runtime.files.untrusted import blocked_file
 
 DERIVED = ("neighbors.json", "buckets.json", "features.json", "encoded.json")
 
@@ -52,8 +52,8 @@ def _list_files(path: Path, content: dict) -> None:
             if type(entry["bytes"]) is int and entry["bytes"] >= 0:
                 if "sha256" in entry:
                     entry.update(_listed(path.parent / name))
-                elif "xxh3_128" in entry:
-                    entry.update(large_file((path.parent / name).read_bytes()).model_dump())
+                elif "xxh3_blocks" in entry:
+                    entry.update(blocked_file((path.parent / name).read_bytes()).model_dump())
 
 
 def _list_arrays(path: Path, content: dict) -> None:

@@ -30,7 +30,7 @@ def opened(tmp_path, monkeypatch):
             (tmp_path / "nodes" / "2-a" / f"n{number}" / "checkpoints" / "0000000001").mkdir(parents=True)
             held["path"] = tmp_path / f"n{number}"
 
-        def part_of(self, name, verify=True, pinned=False):
+        def part_of(self, name, verify=True, pinned=False, as_read=False):
             held = arrays[int(self.folder.parent.name[1:])]
             named = {key: value for key, value in held.items() if key.startswith("nodes.")}
             return SimpleNamespace(
@@ -38,7 +38,8 @@ def opened(tmp_path, monkeypatch):
                 batch_index=1,
                 extra={},
                 files={},
-                arrays=lambda: named,
+                has=named.__contains__,
+                arrays_of=lambda begins: named,
                 array=lambda *_: held["rows"],
             )
 

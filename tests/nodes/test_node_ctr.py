@@ -8,7 +8,8 @@ import numpy as np
 from marius_oac.data.batches.rank_slice import RankSlice, with_share
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement, shard_of_keys
 from marius_oac.runs.spread.contract import Part
-from marius_oac.runs.spread.keyed import keys_on, shared_by_shard
+from marius_oac.runs.spread.key_move import shard_of_rows
+from marius_oac.runs.spread.keyed import shared_by_shard
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY, is_shared
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.training.cluster import data_digest
@@ -22,14 +23,7 @@ def test_rare_keys_share_a_row_for_each_shard_that_lies_where_the_shard_does():
     shared, shards = shared_by_shard(vocabularies, keys), shard_of_keys(vocabularies, keys)
     assert is_shared(shared).all() and not is_shared(keys).any() and LAST_SHARED - NO_KEY == NUM_SHARDS
     assert {*zip(shared.tolist(), shards.tolist(), strict=True)} == {(NO_KEY + 1 + each, each) for each in {*shards}}
-    saved = {"index.keys": shared, "index.vocabularies": vocabularies, "index.checks": np.zeros(2000, np.uint32)}
-    saved["index.free"] = np.array([3, 5])
-    placement, kept = Placement.by_number(3), []
-    for place in range(3):
-        part, rows = keys_on(saved, placement, place)
-        assert np.array_equal(part["index.keys"], shared[rows]) and (placement.nodes[shards[rows]] == place).all()
-        kept += rows.tolist()
-    assert sorted(kept) == [row for row in range(2000) if row not in (3, 5)]
+    assert np.array_equal(shard_of_rows(vocabularies, shared), shards)
 
 
 def test_nodes_with_other_files_under_the_same_names_are_told_apart(tmp_path):

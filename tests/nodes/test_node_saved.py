@@ -30,7 +30,7 @@ OPENED = "opened"
 
 @pytest.fixture(autouse=True)
 def opened(monkeypatch):
-    monkeypatch.setattr(Layout, "open", lambda self, name, pinned=False: (OPENED, self.path.name, name))
+    monkeypatch.setattr(Layout, "open", lambda self, name, pinned=False, as_read=False: (OPENED, self.path.name, name))
 
 
 def write(folder, layouts, saved=None):

@@ -139,13 +139,13 @@ def test_no_byte_of_the_manifest_changes_unseen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [(0, "0"), (3, "3"), (True, "true"), (1.0, "1.0"), ("2", "'2'"), (None, "null")]
+    ("version", "said"), [(0, "0"), (4, "4"), (True, "true"), (1.0, "1.0"), ("2", "'2'"), (None, "null")]
 )
 def test_another_version_is_said_to_be_one(tmp_path, version, said):
     Checkpoints(tmp_path).save(10, [table()], {}, {}, keep=1)
     manifest = tmp_path / "0000000010" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": version}))
-    with pytest.raises(CheckpointError, match=f"is of format version {said}, not 2"):
+    with pytest.raises(CheckpointError, match=f"is of format version {said}, not 3"):
         Checkpoints(tmp_path).open()
 
 

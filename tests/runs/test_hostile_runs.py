@@ -87,7 +87,8 @@ def test_names_of_paged_tables_are_no_paths(paged, tmp_path, command):
     [
         (lambda m: m.update(files={}), "files.dense.safetensors is missing"),
         (lambda m: m["files"].pop("entities.state.npy"), "files.entities.state.npy is missing"),
-        (lambda m: m["files"]["dense.safetensors"].pop("xxh3_128"), "files.dense.safetensors.xxh3_128 is missing"),
+        (lambda m: m["files"]["dense.safetensors"].pop("xxh3_blocks"), "dense.safetensors.xxh3_blocks is missing"),
+        (lambda m: m["files"]["dense.safetensors"].update(blocks="0"), "blocks must match pattern"),
         (lambda m: m["files"]["dense.safetensors"].update(bytes="many"), "bytes must be a valid integer"),
         (lambda m: m["files"]["dense.safetensors"].update(bytes=-1), "bytes must be greater than or equal to 0"),
         (lambda m: m.update(sequence="0"), "sequence must be a valid integer"),

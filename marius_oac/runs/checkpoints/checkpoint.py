@@ -2,7 +2,8 @@
 
 A checkpoint is a folder named by the number of its next batch, in the run's `checkpoints/`:
 
-    manifest.json                format version, position, size and XXH3 of every other file, and its own SHA-256
+    manifest.json                format version, position, size of every other file and XXH3 of its blocks, and its own
+                                 SHA-256
     TABLE.values.npy             float32 [rows, dimension]
     TABLE.state.npy              float32 [rows, state width]
     TABLE.timestamps.npy         int64 [rows]
@@ -21,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import numpy as np
 from safetensors import SafetensorError
@@ -32,14 +33,16 @@ from safetensors.torch import load, save
 
 from marius_oac.errors import CheckpointError, DivergedError, shown
 from marius_oac.models.compute.soundness import LARGEST_VALUE
-from marius_oac.runs.checkpoints.manifest import VERSIONS, check_manifest, kind_of
+from marius_oac.runs.checkpoints.manifest import MOST_BYTES, VERSIONS, check_manifest, kind_of
 from marius_oac.runs.checkpoints.pins import Pin
 from marius_oac.runtime.files.atomic import json_digest, sealed, sync, write_flushed
+from marius_oac.runtime.files.checked import CheckedArray, CheckedFiles
 from marius_oac.runtime.files.hashing import check_files
 from marius_oac.runtime.files.npy import NpyWriter
 from marius_oac.runtime.files.untrusted import (
+    BlockedFile,
     ListedFile,
-    large_file,
+    blocked_file,
     open_regular,
     parse_json,
     parse_sealed,
@@ -63,7 +66,7 @@ class Checkpoint:
     """A complete checkpoint. `batch_index` is the next batch, `extra` data of the training loop.
 
     `pages` has `Snapshot.about` of each table whose rows were not copied. With a `pin` it is not removed until `close`,
-    or until this object and all arrays of such rows that it returned are garbage.
+    or until this object and all arrays of such rows that it returned are garbage. `checked`: see `checked_as_read`.
     """
 
     path: Path
@@ -72,6 +75,20 @@ class Checkpoint:
     files: Mapping[str, ListedFile]
     pages: Mapping[str, Mapping[str, Any]]
     pin: Pin | None = field(default=None, compare=False, repr=False)
+    checked: CheckedFiles | None = field(default=None, compare=False, repr=False)
+
+    def checked_as_read(self) -> Self:
+        """Returns this checkpoint, whose files nobody has verified yet: of each array and of the dense tensors what is
+        read is compared first, block by block, and the rest is not read. One of an earlier version has no digests of
+        blocks, and is verified here.
+
+        Raises CheckpointError where `verify` does.
+        """
+        if not all(isinstance(each, BlockedFile) for each in self.files.values()):
+            self.verify()
+            return self
+        files = cast(Mapping[str, BlockedFile], self.files)
+        return replace(self, checked=CheckedFiles(self.path, files, CheckpointError))
 
     @property
     def name(self) -> str:
@@ -97,6 +114,8 @@ class Checkpoint:
         """Part `values`, `state` or `timestamps` of a table, mapped read-only, or read when indexed."""
         if table in self.pages and part in PARTS:
             return self.table(table).rows(part)
+        if self.checked and part in PARTS:
+            return self._read_checked(table, part)
         return self._mapped(table, part)
 
     def table(self, name: str) -> SavedTable:
@@ -106,12 +125,28 @@ class Checkpoint:
         folder, mapped = self.path.parents[1] / TABLES, partial(self._mapped, name)
         return referring_table(name, self.path, mapped, self.pages[name], folder, self.pin)
 
+    def has(self, name: str) -> bool:
+        """Whether there is an array of this name, such as `entities.values`."""
+        return f"{name}.npy" in self.files
+
+    def part(self, table: str, part: str) -> RowArray:
+        """The array of a file of its own, mapped read-only or read when indexed."""
+        return self._read_checked(table, part) if self.checked else self._mapped(table, part)
+
     def _mapped(self, table: str, part: str) -> np.ndarray:
-        """The array of a file of its own, mapped read-only."""
+        """The array of a file of its own, mapped read-only, or in memory where it must be checked first."""
+        if self.checked:
+            return self._read_checked(table, part)[:]
+        return map_npy(self.path / self._file_of(table, part), *kind_of(part), CheckpointError)
+
+    def _read_checked(self, table: str, part: str) -> CheckedArray:
+        return present(self.checked).array(self._file_of(table, part), *kind_of(part))
+
+    def _file_of(self, table: str, part: str) -> str:
         name = f"{table}.{part}.npy"
         if name not in self.files:
             raise CheckpointError(f"lists no {name}", self.path / MANIFEST)
-        return map_npy(self.path / name, *kind_of(part), CheckpointError)
+        return name
 
     def values(self, table: str, rows: int, width: int) -> RowArray:
         """Part `values` of a table that must have this shape. Raises CheckpointError if it has another."""
@@ -123,13 +158,20 @@ class Checkpoint:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that `save` got as `arrays`, mapped read-only."""
+        return self.arrays_of("")
+
+    def arrays_of(self, begins: str) -> dict[str, np.ndarray]:
+        """Those of `arrays` whose names begin so."""
         parts = {f"{table}.{part}" for table in self.tables() for part in (*PARTS, *REFERRING_PARTS)}
-        names = [name.removesuffix(".npy") for name in self.files if name.endswith(".npy")]
+        npy = [name for name in self.files if name.endswith(".npy") and name.startswith(begins)]
+        names = [name.removesuffix(".npy") for name in npy]
         return {name: self._mapped(*name.split(".", 1)) for name in names if name not in parts}
 
     def dense(self) -> dict[str, Any]:
         """The dense tensors, on the CPU."""
         try:
+            if self.checked:
+                return load(self.checked.content(DENSE))
             with open_regular(self.path / DENSE, CheckpointError) as file:
                 return load(file.read())
         except (OSError, SafetensorError) as error:
@@ -174,7 +216,7 @@ def read_checkpoint(path: Path, pinned: bool = False) -> Checkpoint:
     where = path / MANIFEST
     pin = Pin(where) if pinned else None
     try:
-        content = read_bounded(where, error=CheckpointError)
+        content = read_bounded(where, MOST_BYTES, CheckpointError)
     except OSError as error:
         raise CheckpointError(f"is damaged ({error.strerror})", where) from None
     manifest = parse_json(content, where, dict[str, Any], CheckpointError)
@@ -225,7 +267,7 @@ def write_checkpoint(
     for name, tensor in dense.items():
         _check_finite(name, tensor.detach().cpu().numpy(), batch_index)
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()})
-    files[DENSE] = large_file(content).model_dump()
+    files[DENSE] = blocked_file(content).model_dump()
     write_flushed(folder / DENSE, content)
     manifest = {"format": FORMAT, "version": VERSION, "sequence": batch_index, "extra": dict(extra), "files": files}
     manifest |= {"pages": pages} if pages else {}

@@ -10,7 +10,15 @@ import numpy as np
 from pydantic import Field
 
 from marius_oac.errors import CheckpointError
-from marius_oac.runtime.files.untrusted import Described, DescribedFile, FileName, LargeFile, ListedFile, typed
+from marius_oac.runtime.files.untrusted import (
+    BlockedFile,
+    Described,
+    DescribedFile,
+    FileName,
+    LargeFile,
+    ListedFile,
+    typed,
+)
 from marius_oac.storage.saved import REFERRING_PARTS, AboutTable
 from marius_oac.storage.snapshots import PARTS
 
@@ -48,7 +56,7 @@ class _Manifest(Described):
 
     sequence: Annotated[int, Field(ge=0, lt=10**10)]
     extra: dict[str, Any]
-    files: dict[FileName, LargeFile]
+    files: dict[FileName, BlockedFile]
     pages: dict[FileName, AboutTable] = {}
 
 
@@ -56,7 +64,13 @@ class _Manifest1(_Manifest):
     files: dict[FileName, DescribedFile]  # type: ignore[assignment]
 
 
-_VERSIONS: Mapping[int, type[_Manifest]] = {1: _Manifest1, 2: _Manifest}
+class _Manifest2(_Manifest):
+    files: dict[FileName, LargeFile]  # type: ignore[assignment]
+
+
+MOST_BYTES = 256 << 20
+"""Of a manifest: digests of the blocks of 512 GiB."""
+_VERSIONS: Mapping[int, type[_Manifest]] = {1: _Manifest1, 2: _Manifest2, 3: _Manifest}
 VERSIONS = frozenset(_VERSIONS)
 """Of manifests that are read; the last one is written."""
 

@@ -102,10 +102,15 @@ class Checkpoints:
             clean(self.folder, files=re.escape(BEST), folders=NAME)
 
     def open(
-        self, name: str | None = None, verify: bool = True, pinned: bool = False, same: Checkpoint | None = None
+        self,
+        name: str | None = None,
+        verify: bool = True,
+        pinned: bool = False,
+        same: Checkpoint | None = None,
+        as_read: bool = False,
     ) -> Checkpoint:
         """The named checkpoint ("best": the best one), or the newest; `pinned`: see `read_checkpoint`, `same`:
-        `Checkpoint.verify`.
+        `Checkpoint.verify`, `as_read`: `Checkpoint.checked_as_read` instead.
 
         Raises:
             Missing: there is none, or none of that name.
@@ -121,15 +126,23 @@ class Checkpoints:
         if name is not None and name not in names:
             raise Missing(f"there is no checkpoint {name!r}; there are {', '.join(names)}", self.folder)
         chosen = name or names[-1]
-        try:
+        with self.offering_before(chosen):
             checkpoint = read_checkpoint(self.folder / chosen, pinned)
+            if as_read:
+                return checkpoint.checked_as_read()
             if verify:
                 checkpoint.verify(same=same)
             return checkpoint
+
+    @contextmanager
+    def offering_before(self, chosen: str) -> Iterator[None]:
+        """Within the block, errors about a damaged checkpoint offer the one before it."""
+        try:
+            yield
         except Missing:
             raise
         except CheckpointError as error:
-            before = [other for other in names if other < chosen]
+            before = [other for other in self.names() if other < chosen]
             offer = f"; {self._before.format(before[-1])}" if before else "; there is none before it"
             raise CheckpointError(error.message + offer, error.where) from None
 

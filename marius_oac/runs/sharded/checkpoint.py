@@ -23,6 +23,7 @@ import numpy as np
 
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.nodes.shards.placement import IdPlaces, Placement
+from marius_oac.runs.checkpoints.checkpoint import DENSE as DENSE_FILE
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved
@@ -85,22 +86,24 @@ class Layout:
             return sorted({*common, *filter(None, known)})
         return [name for part in self.parts for name in part.names()]
 
-    def open(self, name: str, pinned: bool = False) -> ShardedCheckpoint:
-        """All parts of a checkpoint; `pinned`: see `read_checkpoint`. Raises CheckpointError if one is damaged, or
-        Missing."""
-        parts = [part.open(name, pinned=pinned) for part in self.parts]
+    def open(self, name: str, pinned: bool = False, as_read: bool = False) -> ShardedCheckpoint:
+        """All parts of a checkpoint; `pinned`: see `read_checkpoint`, `as_read`: `Checkpoint.checked_as_read`. Raises
+        CheckpointError if one is damaged, or Missing."""
+        parts = [part.open(name, pinned=pinned, as_read=as_read) for part in self.parts]
         numbered = [(int(_array_of(part, PLACE)[0]), part) for part in parts]
         found = sorted(((place, part) for place, part in numbered if place >= 0), key=lambda each: each[0])
         places, carried, first = [place for place, _ in found], [part for _, part in found], parts[0]
-        first = next((part for part in parts if SERVES not in part.arrays()), first)
+        first = next((part for part in parts if not part.has(SERVES)), first)
         if not found or places != list(range(len(found))):
             raise CheckpointError(f"is damaged: its parts are those of the nodes {places}", first.path)
+        if as_read:
+            first.verify(DENSE_FILE)  # processes load it together, and none may fail then
         return ShardedCheckpoint.of(first, carried)
 
 
 def _array_of(part: Checkpoint, name: str) -> np.ndarray:
     """An array of a part about its placement. Raises CheckpointError if it is missing or empty."""
-    found = part.arrays().get(name)
+    found = part.arrays_of(name).get(name)
     if found is None or not found.size or found.dtype.kind != "i":
         raise CheckpointError(f"is damaged: {name} is missing or empty", part.path)
     return found
@@ -250,12 +253,13 @@ class ShardedCheckpoint(Checkpoint):
     @classmethod
     def of(cls, first: Checkpoint, parts: Sequence[Checkpoint]) -> Self:
         """These parts together; what is no row is that of the part `first`."""
-        whole = cls(first.path, first.batch_index, first.extra, first.files, {})
+        whole = cls(first.path, first.batch_index, first.extra, first.files, {}, checked=first.checked)
         object.__setattr__(whole, "parts", parts)
         return whole
 
     @cached_property
-    def _placement(self) -> Placement:
+    def placement(self) -> Placement:
+        """Which part has the rows of each virtual shard. Raises CheckpointError if it is damaged."""
         try:
             return Placement(np.array(_array_of(self.parts[0], PLACEMENT)), len(self.parts))
         except ValueError as error:
@@ -275,11 +279,11 @@ class ShardedCheckpoint(Checkpoint):
         arrays = [each.array(table, part) for each in self.parts]
         if part not in ("values", "state", "timestamps"):
             return np.concatenate([each[:] for each in arrays])
-        keyed = f"{table}.index.keys" in self.parts[0].arrays()
+        keyed = self.parts[0].has(f"{table}.index.keys")
         size = sum(map(len, arrays))
         if keyed or not size:
             return Joined(arrays)
-        places = IdPlaces(size, self._placement)
+        places = IdPlaces(size, self.placement)
         if list(map(len, arrays)) != list(map(places.num_rows, range(len(arrays)))):
             raise CheckpointError(f"is damaged: {table} has not the rows that belong to each node", self.path)
         return Joined(arrays, places)

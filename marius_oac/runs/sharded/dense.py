@@ -35,7 +35,7 @@ def load_dense(
         ValueError: they are those of another model, or lack moments that the algorithm needs.
     """
     state, own, begins = checkpoint.dense(), dense.state(), f"{DENSE}."
-    kept = {key.removeprefix(begins): each for key, each in checkpoint.arrays().items() if key.startswith(begins)}
+    kept = {key.removeprefix(begins): each for key, each in checkpoint.arrays_of(begins).items()}
     same = {key: each.numel() for key, each in own.items()} == {key: each.size for key, each in kept.items()}
     if step.dense_state():
         same = same and is_kstep(state) == by_kstep(config)
@@ -51,7 +51,7 @@ def _begin_anew(
 ) -> None:
     state = checkpoint.dense()
     step.load_dense_state(adapted(config, update, state, checkpoint.batch_index))
-    replicas = is_kstep(state) or any(name.startswith(f"{DENSE}.") for name in checkpoint.arrays())
+    replicas = is_kstep(state) or any(name.startswith(f"{DENSE}.") for name in checkpoint.files)
     if replicas:
         found = step.dense_state()
         dense.average([found[name] for name in sorted(found) if found[name].is_floating_point()])

@@ -40,7 +40,7 @@ from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
-from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, layout_name
+from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, ShardedCheckpoint, layout_name
 from marius_oac.runs.sharded.dense import adapted, lent_dense, load_dense
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
 from marius_oac.runs.sharded.peers import ClusterPeers
@@ -48,6 +48,7 @@ from marius_oac.runs.sharded.place import check_config
 from marius_oac.runs.sharded.segments import ShardedSegments
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.spread.contract import Part, SpreadRows
+from marius_oac.runs.spread.handover import Handover
 from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.progress import Progress
@@ -334,9 +335,11 @@ class ShardedTask(Task):
         load_dense(self.config, self.peers, self.dense, present(self._built).update, parts.step, checkpoint)
 
     def take_over(self, whole: Checkpoint, parts: Components) -> None:
-        """Loads this process's rows from a checkpoint of other processes."""
-        if self.peers.serves:
-            self.rows.take(whole, parts.stores)
+        """Loads this process's rows from a checkpoint of other processes. Collective."""
+        before = cast(ShardedCheckpoint, whole)
+        carriers = [rank for rank, weight in enumerate(self.weights) if weight]
+        handover = Handover(self.group, carriers, self.peers.agreed)
+        self.rows.take(before.parts, before.placement, parts.stores, handover)
         if not self.peers.trains:
             return
         update = present(self._built).update

@@ -23,6 +23,7 @@ from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.spread.handover import Handover
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
 from marius_oac.types import present
@@ -102,8 +103,11 @@ class SpreadRows(ABC):
         """Returns the SHA-256 of each virtual shard in a store of this process."""
 
     @abstractmethod
-    def take(self, whole: Checkpoint, stores: Sequence[ParameterStore]) -> None:
-        """Loads the rows that this process carries from a checkpoint of all rows."""
+    def take(
+        self, parts: Sequence[Checkpoint], before: Placement, stores: Sequence[ParameterStore], handover: Handover
+    ) -> None:
+        """Loads the rows that this process carries from the parts of other processes, with their placement. Collective;
+        a process that carries none has no `stores`."""
 
     @abstractmethod
     def state_arrays(self) -> Mapping[str, np.ndarray]:
@@ -125,14 +129,6 @@ class SpreadRows(ABC):
 def of_one_plan(plan: RoutedPlan) -> Gathered:
     """Returns what `SpreadRows.gathered` does of a single plan, whose rows are different ones."""
     return plan.routes, plan.rows, [[np.arange(rows.size) for rows in plan.rows]]
-
-
-def load_rows(store: ParameterStore, whole: Checkpoint, source: np.ndarray) -> None:
-    """Row i of the store becomes row `source[i]`, int64 [n], of a checkpoint's table."""
-    values, state, timestamps = (whole.array(store.name, part) for part in ("values", "state", "timestamps"))
-    for first in range(0, source.size, ROWS_PER_BLOCK):
-        rows = source[first : first + ROWS_PER_BLOCK]
-        store.load(first, timestamps[rows], np.concatenate((values[rows], state[rows]), axis=1))
 
 
 def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.ndarray], bytes]) -> str:

@@ -23,10 +23,12 @@ from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import KeyedTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows, of_one_plan
+from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, of_one_plan
+from marius_oac.runs.spread.handover import Handover, cut, row_bytes
+from marius_oac.runs.spread.key_move import KeyMove, shard_of_rows
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
-from marius_oac.storage.keys.table import NO_KEY, KeyTable, SharedKeys, is_shared
+from marius_oac.storage.keys.table import NO_KEY, KeyTable, SharedKeys
 
 
 class BatchKeys:
@@ -181,20 +183,25 @@ class KeyedRows(SpreadRows):
         rows = rows[~index.is_free(rows)]
         vocabularies, numbers = index.vocabularies_of(rows), index.keys_of(rows)
         order = np.lexsort((numbers, vocabularies))
-        shards = _shard_of_rows(vocabularies[order], numbers[order])
+        shards = shard_of_rows(vocabularies[order], numbers[order])
 
         def names(part: np.ndarray) -> bytes:
             return index.vocabularies_of(part).astype("<u2").tobytes() + index.keys_of(part).astype("<i8").tobytes()
 
         return {int(shard): digest_rows(store, rows[order][shards == shard], names) for shard in np.unique(shards)}
 
-    def take(self, whole: Checkpoint, stores: Sequence[ParameterStore]) -> None:
-        """See `SpreadRows.take`."""
-        arrays = whole.arrays()
-        for keys in self._key_tables:
-            own, rows = keys_on(_of_table(arrays, keys.store.name), self.part.placement, self.part.own)
-            keys.load(own)
-            load_rows(keys.store, whole, rows)
+    def take(
+        self, parts: Sequence[Checkpoint], before: Placement, stores: Sequence[ParameterStore], handover: Handover
+    ) -> None:
+        """See `SpreadRows.take`; rows keep the order of the parts, without free ones."""
+        own = {keys.store.name: keys for keys in self._key_tables} if stores else {}
+        for name, layout in self.layouts.items():
+            move = KeyMove(name, parts, self.part.placement, handover)
+            arrays = move.keys()
+            if name in own:
+                own[name].load(arrays)
+            for first, rows in move.rows(row_bytes(layout)):
+                own[name].store.load(first, *cut(rows))
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """See `SpreadRows.state_arrays`: the keys of each table, as `TABLE.NAME`."""
@@ -220,11 +227,6 @@ def shared_by_shard(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return NO_KEY + 1 + shard_of_keys(vocabularies, keys)
 
 
-def _shard_of_rows(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The virtual shard of the row of each key, int64 [n], of the shared rows, too."""
-    return np.where(is_shared(keys), np.maximum(keys - NO_KEY - 1, 0), shard_of_keys(vocabularies, keys))
-
-
 def key_arrays(tables: Sequence[KeyTable]) -> dict[str, np.ndarray]:
     """Returns the keys of each table, as `TABLE.NAME`."""
     return {f"{keys.store.name}.{name}": array for keys in tables for name, array in keys.arrays().items()}
@@ -243,31 +245,6 @@ def key_counts(tables: Sequence[KeyTable]) -> dict[str, int]:
         name = f"tables.{keys.store.name}"
         found |= {f"{name}.keys": len(keys), f"{name}.waiting": keys.waiting, f"{name}.dropped": keys.dropped}
     return found
-
-
-def keys_on(
-    arrays: Mapping[str, np.ndarray], placement: Placement, place: int
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns the part of one node of `KeyTable.arrays` over all nodes, in the same order and without free rows, and
-    the rows of its keys there, int64 [n]."""
-    kept: dict[str, np.ndarray] = {}
-    rows = np.zeros(0, np.int64)
-    for index in ("waiting", "index"):
-        if f"{index}.keys" not in arrays:
-            continue
-        shards = _shard_of_rows(arrays[f"{index}.vocabularies"], arrays[f"{index}.keys"])
-        here = placement.nodes[shards] == place
-        here[arrays[f"{index}.free"]] = False
-        rows = np.flatnonzero(here)
-        for name in ("keys", "vocabularies", "checks"):
-            kept[f"{index}.{name}"] = arrays[f"{index}.{name}"][rows]
-        kept[f"{index}.free"] = np.zeros(0, np.int64)
-        if index == "waiting":
-            kept["seen"] = arrays["seen"][rows]
-    if "last_file" in arrays:
-        kept["last_file"] = arrays["last_file"][rows]
-        kept["dropped"] = arrays["dropped"] * (place == 0)  # one node counts those of before
-    return kept, rows
 
 
 def _of_table(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:

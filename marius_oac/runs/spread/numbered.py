@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,21 +13,24 @@ import numpy as np
 
 from marius_oac.config.sections import OptimizerConfig, StorageConfig
 from marius_oac.data.batches.rank_slice import SlicedPlanner
+from marius_oac.errors import CheckpointError
 from marius_oac.evaluation.scores import EntityReader
 from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.part_planner import Gathered
-from marius_oac.nodes.shards.placement import IdPlaces
+from marius_oac.nodes.shards.placement import IdPlaces, Placement
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows, of_one_plan
+from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, of_one_plan
+from marius_oac.runs.spread.handover import Handover, cut, row_bytes, whole_rows
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.snapshots import SavedTable
 from marius_oac.types import Plan
 
 
@@ -138,10 +141,25 @@ class NumberedRows(SpreadRows):
             for shard in self.part.placement.shards_of(self.part.own)
         }
 
-    def take(self, whole: Checkpoint, stores: Sequence[ParameterStore]) -> None:
+    def take(
+        self, parts: Sequence[Checkpoint], before: Placement, stores: Sequence[ParameterStore], handover: Handover
+    ) -> None:
         """See `SpreadRows.take`."""
-        for store in stores:
-            load_rows(store, whole, self.places.ids_on(self.part.own, np.arange(store.num_rows)))
+        theirs = IdPlaces(self.count, before)
+        of_name = {store.name: store for store in stores}
+        for name, layout in self.layouts.items():
+            for node, part in enumerate(parts):
+                saved = handover.agreed(partial(_saved, part, name, theirs.num_rows(node)))
+                for block in handover.blocks(theirs.num_rows(node)):
+                    read = partial(self._read, saved, theirs, node, block)
+                    for rows in handover.send(row_bytes(layout) + 8, read):
+                        if len(rows):
+                            _load(of_name[name], rows)
+
+    def _read(self, saved: SavedTable, theirs: IdPlaces, node: int, block: range) -> tuple[np.ndarray, np.ndarray]:
+        """Some rows of a part, each with its new number in front, and their owners."""
+        owners, numbers = self.places.find(theirs.ids_on(node, np.arange(block.start, block.stop)))
+        return np.concatenate((numbers.view(np.float32).reshape(-1, 2), whole_rows(saved, block)), axis=1), owners
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """None: the placement says where rows lie."""
@@ -156,3 +174,18 @@ class NumberedRows(SpreadRows):
     def counts(self) -> dict[str, int]:
         """None: the number of rows is the graph's."""
         return {}
+
+
+def _saved(part: Checkpoint, name: str, rows: int) -> SavedTable:
+    """A table of a part. Raises CheckpointError if it has another number of rows."""
+    saved = part.table(name)
+    if len(saved.rows("timestamps")) != rows:
+        raise CheckpointError(f"is damaged: {name} has not the rows that belong to each node", part.path)
+    return saved
+
+
+def _load(store: ParameterStore, rows: np.ndarray) -> None:
+    """Loads rows that have their numbers in front. Those of a virtual shard lie together, here and there."""
+    numbers = np.ascontiguousarray(rows[:, :2]).view(np.int64)[:, 0]
+    for run in np.split(np.arange(numbers.size), np.flatnonzero(np.diff(numbers) != 1) + 1):
+        store.load(int(numbers[run[0]]), *cut(rows[run, 2:]))

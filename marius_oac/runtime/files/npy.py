@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from marius_oac.runtime.closing import Closable
+from marius_oac.runtime.files.blocks import BlockDigests
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype | type) -> bytes:
@@ -38,7 +38,7 @@ class NpyWriter(Closable):
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype | type) -> None:
-        self.path, self._file, self._digest = path, open(path, "wb"), xxhash.xxh3_128()  # noqa: SIM115 - see __exit__
+        self.path, self._file, self._digests = path, open(path, "wb"), BlockDigests()  # noqa: SIM115 - see __exit__
         self._add(npy_header(shape, dtype))
 
     def write(self, rows: np.ndarray) -> None:
@@ -46,13 +46,18 @@ class NpyWriter(Closable):
         self._add(np.ascontiguousarray(rows))
 
     def finish(self) -> dict[str, Any]:
-        """Flushes the file to the disk; returns its size and checksum, as `untrusted.LargeFile` has them."""
+        """Flushes the file to the disk; returns its size and checksums, as `untrusted.BlockedFile` has them."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        return {"bytes": self._file.tell(), "xxh3_128": self._digest.hexdigest()}
+        digests = self._digests
+        return {
+            "bytes": self._file.tell(),
+            "xxh3_blocks": digests.hexdigest(),
+            "blocks": digests.all_blocks().hex(),
+        }
 
     def _add(self, content: bytes | np.ndarray) -> None:
-        self._digest.update(content)
+        self._digests.update(content)
         self._file.write(content)
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.atomic import sealed
+from marius_oac.runtime.files.blocks import BlockDigests
 
 MOST_BYTES = 64 << 20
 """Of a JSON file. The largest are those of logs with many files, some 300 bytes for each."""
@@ -78,8 +79,9 @@ class DescribedFile(Described):
 
 
 class LargeFile(Described):
-    """Size and XXH3 of a checkpoint's file. It shows damage as well as SHA-256 does, five to fifteen times as fast.
-    Who wants to deceive can make a manifest that fits, so neither is a protection from that."""
+    """Size and XXH3 of a checkpoint's file, as version 2 of its manifest lists it. It shows damage as well as SHA-256
+    does, five to fifteen times as fast. Who wants to deceive can make a manifest that fits, so neither is a protection
+    from that."""
 
     bytes: Count
     xxh3_128: Xxh3
@@ -95,13 +97,33 @@ class LargeFile(Described):
         return xxhash.xxh3_128()
 
 
-ListedFile = DescribedFile | LargeFile
+class BlockedFile(Described):
+    """Size of a checkpoint's file, the digests of its blocks (`files.blocks`), and the XXH3 of these."""
+
+    bytes: Count
+    xxh3_blocks: Xxh3
+    blocks: Annotated[str, Field(pattern=r"^([0-9a-f]{32})*$")]
+
+    @property
+    def checksum(self) -> str:
+        """Hexadecimal."""
+        return self.xxh3_blocks
+
+    @staticmethod
+    def new_digest() -> BlockDigests:
+        """Makes such checksums."""
+        return BlockDigests()
+
+
+ListedFile = DescribedFile | LargeFile | BlockedFile
 """A file of a manifest."""
 
 
-def large_file(content: bytes) -> LargeFile:
+def blocked_file(content: bytes) -> BlockedFile:
     """The entry of a file with this content."""
-    return LargeFile(bytes=len(content), xxh3_128=xxhash.xxh3_128_hexdigest(content))
+    digests = BlockDigests()
+    digests.update(content)
+    return BlockedFile(bytes=len(content), xxh3_blocks=digests.hexdigest(), blocks=digests.all_blocks().hex())
 
 
 def open_regular(path: Path, error: Error = InputError) -> BufferedReader:

@@ -37,13 +37,7 @@ def map_npy(
     """
     try:
         with open_regular(path, error) as file:
-            found, dtype, fortran, offset = _header(file)
-            _check(found, dtype, dtypes, shape)
-            if (fortran and len(found) > 1) or offset % dtype.alignment:
-                raise ValueError("is in Fortran order, or its numbers are not aligned")
-            size, needed = os.fstat(file.fileno()).st_size, offset + math.prod(found) * dtype.itemsize
-            if size != needed:
-                raise ValueError(f"is damaged: {size:,} bytes, {needed:,} are expected")
+            found, dtype, offset = checked_header(file, os.fstat(file.fileno()).st_size, dtypes, shape)
             return np.memmap(file, dtype, "r", offset, found)
     except OSError as problem:
         raise error(f"can't be read: {problem.strerror or problem}", path) from None
@@ -67,6 +61,21 @@ def npy_header(path: Path, error: Error = InputError) -> tuple[tuple[int, ...], 
         raise error(f"can't be read: {problem.strerror or problem}", path) from None
     except ValueError as problem:
         raise error(str(problem), path) from None
+
+
+def checked_header(
+    file: BinaryIO, size: int, dtypes: Sequence[type | np.dtype], shape: Sequence[int | None]
+) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Shape, type and where the numbers begin, of a file of this size whose beginning is read from `file`. Raises
+    ValueError where `map_npy` raises an error."""
+    found, dtype, fortran, offset = _header(file)
+    _check(found, dtype, dtypes, shape)
+    if (fortran and len(found) > 1) or offset % dtype.alignment:
+        raise ValueError("is in Fortran order, or its numbers are not aligned")
+    needed = offset + math.prod(found) * dtype.itemsize
+    if size != needed:
+        raise ValueError(f"is damaged: {size:,} bytes, {needed:,} are expected")
+    return found, dtype, offset
 
 
 def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype, bool, int]:

@@ -128,16 +128,26 @@ class PagedArray:
 
     def __getitem__(self, which: slice | np.ndarray) -> np.ndarray:
         """The selected rows, [n] or [n, width]. Raises InputError, with file and rows, if a page is damaged."""
+        dimension = self._about.layout.dimension
+        found, timestamps = self.whole(which)
+        if self._part == "timestamps":
+            return timestamps
+        return found[:, :dimension] if self._part == "values" else found[:, dimension:]
+
+    def whole(self, which: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values and state, float32 [n, width], and timestamps, int64 [n], of the selected rows, each page read once.
+        Raises as indexing does."""
         rows = np.arange(*which.indices(len(self))) if isinstance(which, slice) else np.asarray(which)
-        found = np.empty((rows.size, *self.shape[1:]), self.dtype)
+        found = np.empty((rows.size, self._about.layout.width), np.float32)
+        timestamps = np.empty(rows.size, np.int64)
         with PageFiles(self._folder, self._listing, "buffered", _DEPTH, writable=False) as files:
             if not self._known:
                 files.check_slots(self._slots)
                 self._known = True
             for first in range(0, rows.size, _ROWS_AT_ONCE):
                 part = slice(first, first + _ROWS_AT_ONCE)
-                found[part] = self._rows(files, rows[part])
-        return found
+                self._rows(files, rows[part], found[part], timestamps[part])
+        return found, timestamps
 
     @property
     def page_bytes(self) -> int:
@@ -174,7 +184,7 @@ class PagedArray:
                         yield error
                     read(own.size * files.page_bytes)
 
-    def _rows(self, files: PageFiles, rows: np.ndarray) -> np.ndarray:
+    def _rows(self, files: PageFiles, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
         layout = self._about.layout
         rows_per_page = self._rows_per_page
         pages, where = np.unique(rows // rows_per_page, return_inverse=True)
@@ -184,11 +194,7 @@ class PagedArray:
         offsets = where * files.page_bytes + rows % rows_per_page * layout.row_bytes
         new = self._slots[pages][where] < 0
         fill_pages(self._about, table, rows[new], offsets[new])
-        into, timestamps = np.empty((rows.size, layout.width), np.float32), np.empty(rows.size, np.int64)
         kernels.read(table, offsets, into, timestamps)
-        if self._part == "timestamps":
-            return timestamps
-        return into[:, : layout.dimension] if self._part == "values" else into[:, layout.dimension :]
 
     def _read(self, files: PageFiles, pages: np.ndarray, memory: np.ndarray) -> None:
         slots = np.array(self._slots[pages])
@@ -244,6 +250,10 @@ class SavedPages(SavedTable):
     @cached_property
     def _values(self) -> PagedArray:
         return self.rows("values")
+
+    def read(self, which: slice) -> tuple[np.ndarray, np.ndarray]:
+        """See `SavedTable.read`."""
+        return self._values.whole(which)
 
     def damage(self, besides: SavedTable | None, read: Callable[[int], object]) -> Iterator[InputError]:
         """See `SavedTable.damage`."""
