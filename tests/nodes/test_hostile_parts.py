@@ -38,6 +38,7 @@ def opened(tmp_path, monkeypatch):
                 batch_index=1,
                 extra={},
                 files={},
+                checked=None,
                 has=named.__contains__,
                 arrays_of=lambda begins: named,
                 array=lambda *_: held["rows"],

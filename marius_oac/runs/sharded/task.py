@@ -339,7 +339,8 @@ class ShardedTask(Task):
         before = cast(ShardedCheckpoint, whole)
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
         handover = Handover(self.group, carriers, self.peers.agreed)
-        self.rows.take(before.parts, before.placement, parts.stores, handover)
+        placement = self.peers.agreed(lambda: before.placement)
+        self.rows.take(before.parts, placement, parts.stores, handover)
         if not self.peers.trains:
             return
         update = present(self._built).update
