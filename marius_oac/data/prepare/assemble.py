@@ -114,8 +114,10 @@ class Assembler:
             InputError: no edge is left to train on; with `unseen` "error", an edge has a name that train lacks.
         """
         counts = Counts(duplicates=self._raw.duplicates)
-        for edges, _, split in self._chunks():
-            self._see(edges[split == 0])
+        with Progress("finding the names in train", "edges", self._raw.kept_rows) as progress:
+            for edges, _, split in self._chunks():
+                self._see(edges[split == 0])
+                progress.add(len(edges))
         if self._unseen != "train" and not self._nodes.any():
             raise InputError("no edge is left to train on")
         counts.unseen_nodes = int((~self._nodes).sum())

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from marius_oac.runtime.progress import Progress
+
 SORTED_EDGES = 1 << 24
 """So many edges are compared at once, with some 50 bytes each; files beside hold 16 bytes of each where there are more.
 """
@@ -50,6 +52,7 @@ class Repetitions:
             return
         paths = [self.work / f"hashes{number}.bin" for number in range(files)]
         with ExitStack() as stack:
+            progress = stack.enter_context(Progress("hashing edges", "edges", self.rows))
             opened = [stack.enter_context(open(path, "wb")) for path in paths]
             for first, edges in self._chunks():
                 hashes = _hashes(edges)
@@ -62,10 +65,13 @@ class Repetitions:
                 place = (records["hash"] >> np.uint64(32)) % np.uint64(files)
                 for number, file in enumerate(opened):
                     file.write(records[place == number].data)
-        for path in paths:
-            found = np.fromfile(path, _RECORD)
-            path.unlink()
-            yield self._repeated(np.ascontiguousarray(found["hash"]), np.ascontiguousarray(found["number"]))
+                progress.add(len(edges))
+        with Progress("comparing edges", "files", len(paths)) as progress:
+            for path in paths:
+                found = np.fromfile(path, _RECORD)
+                path.unlink()
+                yield self._repeated(np.ascontiguousarray(found["hash"]), np.ascontiguousarray(found["number"]))
+                progress.add(1)
 
     def _repeated(self, hashes: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
         """Of edges with these hashes, uint64 [n], the pairs of the first that is equal and each later one. `numbers`,
