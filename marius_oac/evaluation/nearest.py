@@ -14,13 +14,15 @@ _COPIES = 4  # of a block in float64: as they are read, scaled, and products whi
 
 
 class Neighbor(NamedTuple):
-    """An entity, and the cosine similarity of its embedding, from -1 to 1."""
+    """An entity, or a value of a click log's column, and the cosine similarity of its embedding, from -1 to 1."""
 
     name: str
     similarity: float
 
 
-def nearest_rows(table: RowArray, row: int, count: int, memory: int) -> tuple[np.ndarray, np.ndarray]:
+def nearest_rows(
+    table: RowArray, row: int, count: int, memory: int, among: np.ndarray | None = None, width: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The rows, int64 [n], most similar to `row`, without it, and their cosine similarities, float64 [n]: the most
     similar first, equal ones by their numbers; n is `count`, or less in a small table. A row of zeros has similarity 0.
 
@@ -29,19 +31,23 @@ def nearest_rows(table: RowArray, row: int, count: int, memory: int) -> tuple[np
     Args:
         table: float32 [N, D].
         memory: MiB to use.
+        among: the rows to compare, ascending, int64 [M]; None: all.
+        width: so many floats of a row are compared, from the first on; None: all.
 
     Raises:
         MariusOacError: a row holds NaN or an infinite number.
     """
-    num_rows, width = table.shape
-    step = max(1, int((memory << 20) / (8 * _COPIES * max(1, width))))
-    query = _scaled(np.asarray(table[row : row + 1]))[0]
+    num_rows, floats = len(table) if among is None else len(among), table.shape[1]
+    step = max(1, int((memory << 20) / (8 * _COPIES * max(1, floats))))
+    query = _scaled(np.asarray(table[row : row + 1])[:, :width])[0]
     rows, similarities = np.empty(0, np.int64), np.empty(0)
     with Progress("comparing", "rows", num_rows) as progress:
         for first in range(0, num_rows, step):
-            block = _scaled(np.asarray(table[first : first + step]))
+            last = min(first + step, num_rows)
+            numbers = np.arange(first, last) if among is None else among[first:last]
+            block = _scaled(np.asarray(table[slice(first, last) if among is None else numbers])[:, :width])
             block *= query
-            found, numbers = block.sum(axis=1), np.arange(first, first + len(block))
+            found = block.sum(axis=1)
             found, numbers = found[numbers != row], numbers[numbers != row]
             if len(found) > count:
                 kept = found >= -np.partition(-found, count - 1)[count - 1]

@@ -37,6 +37,16 @@ def test_the_most_similar_rows_are_those_of_the_oracle(num_rows, width, block, c
     assert dict(whole) == pytest.approx(dict(expected), abs=1e-12)
 
 
+def test_only_some_rows_and_floats_may_be_compared():
+    table = np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32)
+    among = np.array([0, 3, 4, 9, 12, 13, 20, 29])
+    rows, similarities = nearest_rows(table[among, :3], 4, 5, 1)
+    for block in (1, 3, 30):
+        with mock.patch.object(nearest, "_COPIES", (1 << 20) / (8 * 5 * block)):
+            found = nearest_rows(table, 12, 5, 1, among, 3)
+        assert found[0].tolist() == among[rows].tolist() and np.array_equal(found[1], similarities)
+
+
 def test_large_and_small_numbers_have_similarities():
     table = np.array([[3e38, 3e38], [1e-30, 1e-30], [0, 0], [-1, -1]], np.float32)
     rows, similarities = nearest_rows(table, 0, 9, 1)

@@ -90,12 +90,13 @@ class CtrTask(Task):
         return build.make_ctr_network(self.config)
 
     @cached_property
-    def _features(self) -> list[FeatureTable]:
+    def features(self) -> list[FeatureTable]:
+        """The tables, with the features that have rows in them."""
         return build.tables_of(self.config, self._network)
 
     @cached_property
     def _layouts(self) -> dict[str, RowLayout]:
-        return {table.name: build.row_layout(self.config, table, self._network) for table in self._features}
+        return {table.name: build.row_layout(self.config, table, self._network) for table in self.features}
 
     @property
     def fingerprint(self) -> str:
@@ -163,15 +164,15 @@ class CtrTask(Task):
     def make_step(self, device: torch.device, threads: int, update: Update) -> CtrStep:
         """See `Task.make_step`."""
         network = build.make_ctr_network(self.config)
-        return build.make_ctr_step(self.config, self._features, network, device, threads, update)
+        return build.make_ctr_step(self.config, self.features, network, device, threads, update)
 
     def spread(self, part: Part) -> KeyedRows:
         """See `Task.spread`; rows belong to keys."""
         config, schedule = self.config, self._schedule
         return KeyedRows(
-            part, self._features, self._layouts, config.training.optimizer, config.training.embedding_l2,
+            part, self.features, self._layouts, config.training.optimizer, config.training.embedding_l2,
             config.keys.admit_after, [each.name for each in config.data.multi_valued if each.pool_at == "shard"],
-            [config.training.batch_size * table.max_ids for table in self._features],
+            [config.training.batch_size * table.max_ids for table in self.features],
             self._make_tables, self._make_planner, schedule.first_file, schedule.file_of,
         )  # fmt: skip
 
@@ -189,7 +190,7 @@ class CtrTask(Task):
         return [build.make_key_table(config, place, name, shared, pool) for name in self._layouts]
 
     def _make_planner(self, stack: ExitStack, key_tables: Sequence[Any], pool: ThreadPool = ALONE) -> LogPlanner:
-        planner = LogPlanner(self.config, self.log.files, self._schedule, self._features, key_tables, self.pieces, pool)
+        planner = LogPlanner(self.config, self.log.files, self._schedule, self.features, key_tables, self.pieces, pool)
         stack.callback(planner.close)
         return planner
 
@@ -205,7 +206,7 @@ class CtrTask(Task):
 
     def predictor(self, parts: Components) -> ClickPredictor:
         """Returns a predictor with the present parameters."""
-        return ClickPredictor(self.config, self._features, parts.readers, cast(CtrStep, parts.step), parts.device)
+        return ClickPredictor(self.config, self.features, parts.readers, cast(CtrStep, parts.step), parts.device)
 
     def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> dict[str, float] | None:
         """Drops keys that have not been seen for long; in a progressive run predicts the next file and returns the

@@ -20,6 +20,7 @@ from marius_oac.data.logs.tables import vocabulary_names
 from marius_oac.data.prepare.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
+from marius_oac.evaluation.nearest import Neighbor
 from marius_oac.evaluation.quality import MOST_EXAMPLES, Quality, calibration, plane
 from marius_oac.models.compute.network_parameters import OPTIMIZER
 from marius_oac.models.compute.torch_state import torch_threads
@@ -29,6 +30,7 @@ from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import num_threads, reading_device
 from marius_oac.runtime.files.atomic import appearing
 from marius_oac.tasks.ctr.evaluate import evaluate_files
+from marius_oac.tasks.ctr.nearest import ColumnRows, nearest_values
 from marius_oac.tasks.ctr.predict import check_suffix, write_predictions
 from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.tasks.trained import Exported, Question, TrainedRun
@@ -119,6 +121,26 @@ class TrainedClickModel(TrainedRun):
             ]
         labels, probabilities = (np.concatenate(each) for each in zip(*found, strict=True))
         return Quality(split, len(labels), bins=calibration(labels, probabilities), plane=seen)
+
+    def nearest(
+        self, column: str, value: str | int, k: int = 10, among: Iterable[str | int] | None = None
+    ) -> list[Neighbor]:
+        """Returns the `k` values of a column whose embeddings are most similar to that of `value`, which is not among
+        them, by cosine similarity: the most similar first, equal ones by row. Columns that share a vocabulary share
+        their values.
+
+        Args:
+            value: as in the log: a text, or an integer; "" is the missing one.
+            among: values to choose from, such as those that a catalogue has; those that were not trained on are left
+                out. None: all. A model keeps fingerprints of texts and no texts, so without `among` these are named by
+                their fingerprint, 16 hexadecimal digits.
+
+        Raises:
+            InputError: there is no such column, or it has no embeddings; `value` was not trained on; `k` is below 1.
+            MariusOacError: an embedding holds NaN or an infinite number.
+        """
+        held = ColumnRows.of(column, self.config, self._task.features, self.checkpoint)
+        return nearest_values(held, self.checkpoint, value, k, among)
 
     def predict_files(self, data: Sequence[str], out: str | Path | None = None) -> Path:
         """Writes the probability of a click for each example of files, which need no labels, to a new file: Parquet, or
