@@ -36,6 +36,7 @@ import numpy as np
 
 from benchmarks.machine import machine
 from marius_oac.nodes.transport.contract import Security
+from marius_oac.nodes.transport.receiver import Receiver
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from marius_oac.runtime.channel import Closed
@@ -74,23 +75,27 @@ def serve_ours(kind: str, host: str) -> None:
 
 
 class Ours:
+    """Receives as a trainer does, which has one thread for all its clients."""
+
     def __init__(self, kind: str, address: str):
         self.client = ZmqClient(address, "server", 0, security(kind))
+        self.receiver = Receiver([self.client])
 
     def pull(self, count: int, ahead: int) -> None:
         for number in range(count + ahead):
             if number < count:
                 self.client.send([bytes(SMALL)])
             if number >= ahead:
-                assert sum(map(len, self.client.receive())) == PULL_BYTES
+                assert sum(map(len, self.receiver.receive().frames)) == PULL_BYTES
 
     def small(self, count: int) -> None:
         request = b"x" * SMALL
         for _ in range(count):
             self.client.send([request])
-            self.client.receive()
+            self.receiver.receive()
 
     def close(self) -> None:
+        self.receiver.close()
         self.client.close()
 
 

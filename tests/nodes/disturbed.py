@@ -57,7 +57,8 @@ def delay(delays):
 
     def receive(real, line):
         frames = real(line)
-        delays.of(frames, "received", place_of(line))
+        if frames is not None:
+            delays.of(frames, "received", place_of(line))
         return frames
 
     def handle(real, server, peer, frames):
@@ -70,7 +71,7 @@ def delay(delays):
 
     for kind in (InProcessClient, ZmqClient):
         slowly(kind, "send", send)
-        slowly(kind, "receive", receive)
+        slowly(kind, "receive_nowait", receive)
     slowly(ShardServer, "_handle", handle)
     slowly(Pipeline, "__init__", make)
 

@@ -1,6 +1,7 @@
 """What a trainer hears, whatever it is: it is taken, or refused as what no correct peer sends."""
 
 import queue
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,11 +20,12 @@ from marius_oac.nodes.shards.routed import DispatchedPlan
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.values import ValueFormat
-from marius_oac.nodes.transport.messages import Applied, Fill, Found, Malformed, Patch, Refuse, Rows, parse
+from marius_oac.nodes.transport.messages import Applied, Dense, Fill, Found, Malformed, Patch, Refuse, Rows, parse
 from marius_oac.pipeline.batch import Batch, Buffers
 from marius_oac.runtime.channel import Closed
 from marius_oac.types import BatchData
 from tests.nodes.test_messages import ANY
+from tests.threads import PATIENCE
 
 ROUTE = Route(np.array([2, 0, 1]), np.array([0, 2, 3]), ())
 """Of three rows: the first node has the last and the first one, the second node the other."""
@@ -120,21 +122,36 @@ class Line:
 
     def __init__(self, answer, name="b"):
         self._answer, self._answers, self.name = answer, queue.SimpleQueue(), name
+        self._closed, self._watcher = False, None
 
     def send(self, frames):
         self._answers.put([bytes(frame) for frame in self._answer(parse(frames)).frames()])
+        self._tell()
 
-    def receive(self):
-        frames = self._answers.get()
-        if frames is None:
+    def attach(self, watcher):
+        self._watcher = watcher
+
+    def detach(self):
+        self._watcher = None
+
+    def receive_nowait(self):
+        if self._answers.empty() and self._closed:
             raise Closed("the test")
-        return frames
+        if self._answers.empty():
+            return None
+        self._tell()
+        return self._answers.get()
 
     def close(self):
-        self._answers.put(None)
+        self._closed = True
+        self._tell()
+
+    def _tell(self):
+        if (watcher := self._watcher) is not None:
+            watcher.wake()
 
 
-VALUES = np.arange(4, dtype=np.float32)
+VALUES, BATCHES = np.arange(4, dtype=np.float32), np.zeros(1, np.int64)
 ANSWERS = {
     "no word of which are known": (VALUES, None),
     "a row too few": (VALUES[:2], np.ones(2, np.bool_)),
@@ -167,6 +184,42 @@ def test_a_node_that_says_what_none_says_is_lost(answer):
         with pytest.raises(NodeLost, match="^node b: it sent an invalid message: .*(ROWS|APPLIED|number: -1)[^\n]*$"):
             source.dense_states()
         assert source.stopped.is_set() and isinstance(source.error, NodeLost)
+
+
+def test_a_trainer_receives_while_its_own_shard_settles_what_a_lost_worker_had():
+    """The shard may wait until this trainer receives; all nodes have one thread, which must not wait for the shard."""
+    line, refusals = Line(lambda asked: Found(asked.number, VALUES), "a"), Line(lambda asked: Refuse(1, BATCHES))
+    begun, go_on, told = threading.Event(), threading.Event(), []
+
+    def reconcile(message):
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        told.append(message.worker)
+
+    source = RemoteSource([line, refusals], [ValueFormat(2)], True, 4, lambda *stretch: None, lambda: None)
+    source.reconcile = reconcile
+    with source:
+        refusals.send(Dense(1).frames())
+        assert begun.wait(PATIENCE)
+        refusals._answer = lambda asked: Found(asked.number, VALUES)
+        assert len(source.dense_states()) == 2 and not told
+        go_on.set()
+    assert told == [1] and not any(thread.name in ("nodes", "reconciliation") for thread in threading.enumerate())
+
+
+def test_an_error_of_one_node_is_told_and_the_others_are_received_from():
+    lines = [Line(lambda asked: Found(asked.number, VALUES), "a"), Line(lambda asked: Applied(7), "b")]
+    with RemoteSource(lines, [ValueFormat(2)], True, 4, lambda *stretch: None, lambda: None) as source:
+        source.exchange = NoRows(source, 7)
+        with pytest.raises(NodeLost, match="^node b"):
+            source.dense_states()
+        source.wait_until_over(1, PATIENCE)
+        before = source.bytes_received
+        lines[0].send(Dense(1).frames())
+        lines[0].close()
+        source.wait_until_over(0, PATIENCE)
+        assert source.bytes_received > before
+        assert [type(error) for error in source.until_all_are_over()] == [NodeLost, Closed]
 
 
 @pytest.mark.parametrize("message", [Refuse(1, np.zeros(1, np.int64)), Fill(1, np.zeros(1, np.int64))], ids=type)

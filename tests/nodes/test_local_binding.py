@@ -133,6 +133,6 @@ def test_threads_that_serve_receive_and_carry_sit_where_the_table_says(monkeypat
 
     first, second = together(ThreadGroup.members(2, names=["node0", "node1"]), work)
     assert first == dict.fromkeys(
-        [("serve", "shard, endpoint 0"), ("serve", "shard, endpoint 1"), ("receive", "node 0")], {other}
+        [("serve", "shard, endpoint 0"), ("serve", "shard, endpoint 1"), ("receive", "nodes")], {other}
     )
-    assert second == {("receive", "node 0"): {other}}
+    assert second == {("receive", "nodes"): {other}}

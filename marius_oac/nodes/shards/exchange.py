@@ -8,18 +8,21 @@
 
 Guarantees:
 - `begin` returns a new exchange; `end` returns when every node has applied every batch. One is in use at a time.
-- One thread per node receives, from `__enter__` to `__exit__` of the source, which leaves no thread.
+- One thread receives from all nodes, from `__enter__` to `__exit__` of the source, which leaves no thread. It waits for
+  nothing but messages: what waits for this process's own shard (`reconcile`) has a thread of its own, since that shard
+  may wait until this trainer receives.
 - The first error of any thread is raised by every waiting and later call; after `abort` these raise `Closed`. A node
-  that sends what does not fit (`Malformed`) is lost.
+  that sends what does not fit (`Malformed`) is lost. The others are received from until they are over.
 
 Each exchange has one lock; nothing is sent while it is held.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,13 +35,14 @@ from marius_oac.nodes.shards.placement import Route
 from marius_oac.nodes.shards.remote_rows import RemoteExchange, RemoteRows
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport import messages
-from marius_oac.nodes.transport.contract import Client, nonsense
+from marius_oac.nodes.transport.contract import Client, Frames, nonsense
 from marius_oac.nodes.transport.messages import Malformed, Message, array, parse
+from marius_oac.nodes.transport.receiver import Receiver
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.rows import RowExchange, RowSource
 from marius_oac.storage.backing import IN_MEMORY, Backing
 from marius_oac.storage.contract import RowLayout
-from marius_oac.types import Plan
+from marius_oac.types import Plan, present
 
 
 class RemoteSource(RowSource):
@@ -53,7 +57,7 @@ class RemoteSource(RowSource):
         abort: called when this trainer can't go on: ends everything else that its threads wait for.
         factor: returns what the learning rate is multiplied by for a plan.
         finish: called where batches are dispatched, when none is left or outstanding; returns when all are in the rows.
-        bind: called by each thread that receives, with "receive", before its first message.
+        bind: called by the thread that receives, with "receive", before its first message.
         served: what brings the rows that this process serves.
     """
 
@@ -94,9 +98,10 @@ class RemoteSource(RowSource):
         """Set when this trainer can't go on."""
         self._pending_requests, self._asked = PendingRequests[messages.Found](), threading.Lock()
         self.sync = SyncConnections(connections)
-        self._threads = [
-            threading.Thread(target=self._listen, args=(node,), name=f"node {node}") for node in range(len(connections))
-        ]
+        self._receiving = threading.Thread(target=self._listen, name="nodes")
+        self._over = [threading.Event() for _ in connections]
+        self._to_reconcile = queue.SimpleQueue[tuple[int, messages.Refuse | messages.Fill] | None]()
+        self._reconciling = threading.Thread(target=self._reconcile, name="reconciliation")
 
     def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
         """See `RowSource.begin`."""
@@ -160,17 +165,33 @@ class RemoteSource(RowSource):
                 found[node] = answer.values
         return found
 
-    def _listen(self, node: int) -> None:
+    def _listen(self) -> None:
         try:
             self._bind("receive")
-            while True:
-                frames = self.connections[node].receive()
-                self.bytes_received += sum(memoryview(frame).nbytes for frame in frames)
-                with self._said_by(node):
-                    self._take(node, parse(frames))
+            with closing(Receiver(self.connections)) as receiver:
+                while (arrival := receiver.receive()) is not None:
+                    if arrival.frames is None:
+                        self._ended(arrival.number, present(arrival.error))
+                    elif not self._over[arrival.number].is_set():
+                        self._heard(arrival.number, arrival.frames)
         except BaseException as error:  # whatever it is, waiting calls must end
+            for node, over in enumerate(self._over):
+                if not over.is_set():
+                    self._ended(node, error)
+
+    def _heard(self, node: int, frames: Frames) -> None:
+        self.bytes_received += sum(memoryview(frame).nbytes for frame in frames)
+        try:
+            with self._said_by(node):
+                self._take(node, parse(frames))
+        except BaseException as error:  # whatever it is, waiting calls must end
+            self._ended(node, error)
+
+    def _ended(self, node: int, error: BaseException) -> None:
+        if not self._over[node].is_set():
             self._errors.append(error)
             self.fail(error)
+            self._over[node].set()
 
     def _take(self, node: int, message: Message) -> None:
         match message:
@@ -179,9 +200,18 @@ class RemoteSource(RowSource):
             case messages.Synced():
                 self.sync.pending_requests.answer(node, message)
             case messages.Refuse() | messages.Fill() if self.reconcile is not None:
-                self.reconcile(message)
+                self._to_reconcile.put((node, message))
             case _ if self.exchange is not None:
                 self.exchange.take(node, message)
+
+    def _reconcile(self) -> None:
+        while (told := self._to_reconcile.get()) is not None:
+            node, message = told
+            try:
+                with self._said_by(node):
+                    present(self.reconcile)(message)
+            except BaseException as error:  # whatever it is, waiting calls must end
+                self._ended(node, error)
 
     @contextmanager
     def _said_by(self, node: int) -> Iterator[None]:
@@ -192,17 +222,24 @@ class RemoteSource(RowSource):
 
     def until_all_are_over(self) -> Sequence[BaseException]:
         """Waits until the connection to every node is over; returns the error of each."""
-        for thread in self._threads:
-            thread.join()
+        for over in self._over:
+            over.wait()
         return self._errors
 
+    def wait_until_over(self, node: int, seconds: float) -> None:
+        """Waits, for so many seconds at most, until the connection to this node is over."""
+        self._over[node].wait(seconds)
+
     def __enter__(self) -> RemoteSource:
-        for thread in self._threads:
-            thread.start()
+        self._receiving.start()
+        if self.reconcile is not None:
+            self._reconciling.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for connection in self.connections:
             connection.close()
-        for thread in self._threads:
-            thread.join()
+        self._receiving.join()
+        if self._reconciling.is_alive():
+            self._to_reconcile.put(None)
+            self._reconciling.join()

@@ -6,8 +6,9 @@ Guarantees:
 - Each connection and direction has a window of messages that are sent and not yet received: at most `limits.queue`. A
   window with less than half of `limits.max_bytes` takes a message of any size, a fuller one only what keeps it within
   `limits.max_bytes`. `send` blocks until the other end has received enough.
-- Any number of threads may send; one thread receives. No call waits for ever on a peer that is gone: within `timeout`
-  seconds it raises `NodeLost`, which names the node. Messages that arrived before are returned first.
+- Any number of threads may send; one thread receives, from one client or from several (`receiver.py`). No call waits
+  for ever on a peer that is gone: within `timeout` seconds it raises `NodeLost`, which names the node. Messages that
+  arrived before are returned first.
 - A peer that has proved that it belongs to the run, and then sends an invalid message, has a defect: it is lost.
   Messages of strangers have no effect.
 - `abort` makes every present and future call raise `Closed`. It never waits and may be called from a signal handler.
@@ -20,7 +21,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -120,6 +121,20 @@ class Server(Endpoint):
         waits."""
 
 
+class Watcher(Protocol):
+    """What is told about a client that is attached to it. Its methods never wait, and do not call the client."""
+
+    def watch(self, descriptor: int, seconds: float) -> None:
+        """Something may have arrived when this descriptor is readable, and is to be looked for every so many seconds,
+        whatever is told. Without this, `wake` tells everything."""
+
+    def wake(self) -> None:
+        """`receive_nowait` may return something that the descriptor does not tell; called by any thread."""
+
+    def forget(self) -> None:
+        """The descriptor must not be used any more when this returns, since the client is closed."""
+
+
 class Client(Endpoint):
     """This trainer's connection to one server.
 
@@ -150,6 +165,19 @@ class Client(Endpoint):
 
         Each begins at an address that is a multiple of 8, and lives as long as a view of it does.
         """
+
+    @abstractmethod
+    def attach(self, watcher: Watcher) -> None:
+        """From now on this thread receives, by `receive_nowait`, and `watcher` is told when to. Raises nothing."""
+
+    @abstractmethod
+    def receive_nowait(self) -> list[memoryview] | None:
+        """Returns what `receive` would return without waiting, and wakes the watcher if there is more; None: it would
+        wait."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Ends what `attach` began; does nothing where the client is closed."""
 
 
 def failed(why: str) -> str:

@@ -18,7 +18,17 @@ from enum import Enum
 import numpy as np
 
 from marius_oac.errors import NodeLost, NodeRefused
-from marius_oac.nodes.transport.contract import TAKEN, Client, Frames, Limits, Request, Server, failed, views
+from marius_oac.nodes.transport.contract import (
+    TAKEN,
+    Client,
+    Frames,
+    Limits,
+    Request,
+    Server,
+    Watcher,
+    failed,
+    views,
+)
 from marius_oac.nodes.transport.windows import SendWindow
 from marius_oac.runtime.channel import Closed
 
@@ -51,6 +61,12 @@ class _Connection:
         self.replies: deque[list[memoryview]] = deque()
         self.client_over: str | None = None
         self.server_over: str | None = None
+        self.watcher: Watcher | None = None
+
+    def tell(self) -> None:
+        """Tells whoever receives without waiting that there is something new; with the lock."""
+        if self.watcher is not None:
+            self.watcher.wake()
 
 
 class _Hub:
@@ -95,6 +111,7 @@ class _Hub:
         message = connection.directions[way].flying.popleft()
         if way is Way.REPLY:
             connection.replies.append(message)
+            connection.tell()
         else:
             self.inbox.append((connection, message))
         self.changed.notify_all()
@@ -109,6 +126,7 @@ class _Hub:
         self.over = self.over or why
         for connection in self.connections.values():
             connection.server_over = connection.server_over or why
+            connection.tell()
         self.changed.notify_all()
 
 
@@ -187,10 +205,31 @@ class InProcessClient(Client):
             self._hub.took(self._connection, Way.REPLY)
             return self._connection.replies.popleft()
 
+    def attach(self, watcher: Watcher) -> None:
+        """See `Client.attach`."""
+        with self._hub.changed:
+            self._connection.watcher = watcher
+
+    def receive_nowait(self) -> list[memoryview] | None:
+        """See `Client.receive_nowait`."""
+        with self._hub.changed:
+            if not self._has_reply():
+                return None
+            found = self.receive()
+            if self._connection.replies:
+                self._connection.tell()
+            return found
+
+    def detach(self) -> None:
+        """See `Client.detach`."""
+        with self._hub.changed:
+            self._connection.watcher = None
+
     def abort(self) -> None:
         """See `Endpoint`."""
         self._stopped = True
         with self._hub.changed:
+            self._connection.tell()
             self._hub.changed.notify_all()
 
     def close(self) -> None:
@@ -199,6 +238,7 @@ class InProcessClient(Client):
         with self._hub.changed:
             why = "its connection is lost" if aborted else _LEFT
             self._connection.client_over = self._connection.client_over or why
+            self._connection.tell()
             self._hub.changed.notify_all()
 
     def _check(self) -> bool:

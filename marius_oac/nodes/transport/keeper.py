@@ -1,4 +1,4 @@
-"""One thread of this process that looks after all endpoints at which no thread waits.
+"""One thread of this process that looks after all endpoints at which no thread waits, and that no receiver has.
 
 With a thread for each endpoint, a trainer with 1,000 peers would have 1,000 threads that wake up ten times a second.
 

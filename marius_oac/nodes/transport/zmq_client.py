@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import select
+import threading
 import time
 from collections.abc import Sequence
 
@@ -18,16 +19,20 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from marius_oac.errors import NodeLost, NodeRefused
-from marius_oac.nodes.transport.contract import Client, Frames, Limits, Security, failed, nonsense, passes
+from marius_oac.nodes.transport.client_context import CLIENT_CONTEXT
+from marius_oac.nodes.transport.contract import Client, Frames, Limits, Security, Watcher, failed, nonsense, passes
 from marius_oac.nodes.transport.handshake import ClientSide, Keys
 from marius_oac.nodes.transport.keeper import KEEPER
 from marius_oac.nodes.transport.wire import Kind, Malformed, parse
-from marius_oac.nodes.transport.zmq_endpoint import POLLOUT, Connection, ZmqEndpoint, has_event
+from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLIN, POLLOUT, Connection, ZmqEndpoint, has_event
+from marius_oac.runtime.channel import Closed
+from marius_oac.types import present
 
 _PAUSE = 50  # milliseconds between attempts while nobody listens
 _TRIES = 6  # closed attempts after which the server may count as one of another program or secret; 1.5 s in all
 _CROWDED = 0.25  # of the patience, in which a server that closes attempts counts as crowded
 _LONGEST_PAUSE = 1.0
+_LOOKS = 4  # at an attached client within `timeout`, though its descriptor tells everything
 _BACKOFF = 0.05  # seconds before the second attempt, about twice as many before each further one
 _BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
 _WATCHED = _BROKEN_OFF | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CLOSED
@@ -60,7 +65,15 @@ class ZmqClient(ZmqEndpoint, Client):
         timeout: float = 30.0,
         patience: float | None = None,
     ):
-        super().__init__(zmq.DEALER, name, limits, timeout)
+        context = CLIENT_CONTEXT.acquire()
+        try:
+            super().__init__(context, zmq.DEALER, name, limits, timeout)
+        except BaseException:
+            CLIENT_CONTEXT.release()
+            raise
+        self._watcher: Watcher | None = None
+        self._receiver = 0  # the thread that it is attached to
+        self._taking = False  # by that thread
         self._address, self._rank, self._security = address, rank, security
         self._patience = timeout if patience is None else patience
         self._keys = Keys(security, name)
@@ -86,6 +99,82 @@ class ZmqClient(ZmqEndpoint, Client):
         with self._changed:
             self._wait_until(lambda: bool(self._inbox) or not self._connection.check())
             return self._received()[1]
+
+    # --- attached to a receiver --------------------------------------------------------------------------------------
+
+    def attach(self, watcher: Watcher) -> None:
+        """See `Client.attach`."""
+        with self._changed:
+            if not self._closed:
+                self._watcher, self._receiver = watcher, threading.get_ident()
+                watcher.watch(self._socket.fileno(), self.timeout / _LOOKS)
+                super()._wake()  # a sender that pumps waits for the receiver from now on
+        KEEPER.remove(self)
+
+    def receive_nowait(self) -> list[memoryview] | None:
+        """See `Client.receive_nowait`."""
+        with self._changed:
+            if self._aborted or self._closed:
+                raise Closed(self.name)
+            if self._error is None and not self._inbox:
+                self._take_in_what_came()
+            if self._error is not None:
+                raise self._error
+            if not self._inbox:
+                self._connection.check()
+                return None
+            frames = self._received()[1]
+            # Taking this in may have reset the descriptor before more came, or the end.
+            if self._inbox or self._connection.over is not None or self._ready() != POLLOUT:
+                present(self._watcher).wake()
+            return frames
+
+    def detach(self) -> None:
+        """See `Client.detach`."""
+        with self._changed:
+            if self._watcher is not None:
+                self._before_parting()
+                self._changed.notify_all()  # threads that wait to send pump again
+                KEEPER.add(self)
+
+    def _take_in_what_came(self) -> None:
+        self._taking = True
+        try:
+            self._drain()
+        except BaseException as error:  # noqa: BLE001 - raised in every call
+            self._error = error
+        finally:
+            self._taking = False
+            self._changed.notify_all()
+
+    def _before_parting(self) -> None:
+        if self._watcher is not None:
+            self._watcher.forget()
+            self._watcher = None
+
+    def _wake(self) -> None:
+        super()._wake()
+        watcher = self._watcher  # a signal handler that aborts takes no lock
+        if watcher is not None:
+            watcher.wake()
+
+    def _rest(self) -> None:
+        if self._watcher is None or self._receiver == threading.get_ident():
+            self._pump()
+            return
+        ready = self._ready()
+        if not ready & POLLOUT:
+            self._gone([self._connection])
+        elif not ready & POLLIN:
+            self._changed.wait()  # for the receiver, which takes in what arrives
+
+    def _after_sending(self) -> None:
+        """Wakes who waits if something is told: sending may have reset the descriptor before they looked."""
+        if (self._pumping or self._watcher is not None) and self._ready() != POLLOUT:
+            self._wake()
+
+    def _ready(self) -> int:
+        return int(self._socket.getsockopt(EVENTS))
 
     # --- connecting --------------------------------------------------------------------------------------------------
 
@@ -170,6 +259,8 @@ class ZmqClient(ZmqEndpoint, Client):
                 self._arrived(self._connection, what, frames[1:])
         except Malformed as reason:
             self._connection.end(nonsense(reason))
+        if not self._taking and self._watcher is not None and (self._inbox or self._connection.over is not None):
+            self._watcher.wake()
 
     def _server_failed(self, frames: Sequence[zmq.Frame]) -> None:
         """Handles the reason of a server that has failed; answers it as a goodbye."""
@@ -184,3 +275,6 @@ class ZmqClient(ZmqEndpoint, Client):
 
     def _connections(self) -> Sequence[Connection]:
         return [self._connection]
+
+    def _end_context(self) -> None:
+        CLIENT_CONTEXT.release()

@@ -5,6 +5,7 @@ Guarantees:
   receives: there is no thread between them and ZeroMQ's own.
 - Threads that wait, for a message or until they may send, *pump*: one of them sleeps on the socket's descriptor, takes
   in everything that has arrived, and wakes the others, one of which goes on pumping. `abort` wakes the pumping thread.
+- A client that is attached to a receiver (`receiver.py`) is pumped by the receiver's thread, and others wait for that.
 - While no thread waits, the process's keeper (`keeper.py`) pumps, so peers that connect or leave are answered soon,
   whatever the owner does.
 - An endpoint at which a thread waits, and nothing arrives, wakes up every tick, a tenth of `timeout`, and never else.
@@ -88,27 +89,26 @@ class ZmqEndpoint(Endpoint):
     """Sends and receives messages through one socket.
 
     Args:
+        context: where sockets are opened.
         kind: zmq.ROUTER or zmq.DEALER.
         name: for messages.
         limits: of messages.
         timeout: seconds after which a silent peer is lost.
     """
 
-    def __init__(self, kind: int, name: str, limits: Limits, timeout: float):
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, name: str, limits: Limits, timeout: float):
         self.name, self.limits, self.timeout = name, limits, timeout
         self._changed = threading.Condition(threading.Lock())
         self._pumping = self._aborted = self._closed = self._failed = False
-        self._context = zmq.Context()
-        self._kind = kind
+        self._context, self._kind = context, kind
         self._socket = self._open()
         self._waker_lock = threading.RLock()
-        self._waker: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker: int | None = None  # made when a thread first pumps: most clients never need it
         self._tick = min(timeout / _TICKS, _LONGEST_TICK)
         self._inbox: deque[tuple[Connection, list[memoryview], int]] = deque()
         self._next_look = 0.0
         self._error: BaseException | None = None
         self._poll = select.poll()
-        self._poll.register(self._waker, select.POLLIN)
 
     def _open(self) -> zmq.Socket[bytes]:
         """Returns a new socket with our options."""
@@ -119,8 +119,8 @@ class ZmqEndpoint(Endpoint):
             (zmq.SNDHWM, 0),  # windows bound the messages under way
             (zmq.RCVHWM, 0),
             (zmq.MAXMSGSIZE, self.limits.max_bytes + _OVERHEAD_BYTES),
-            (zmq.HEARTBEAT_IVL, milliseconds // 4),
-            (zmq.HEARTBEAT_TIMEOUT, milliseconds // 2),
+            (zmq.HEARTBEAT_IVL, milliseconds * 2 // 5),  # each costs both ends 15 us, so as seldom as they may be
+            (zmq.HEARTBEAT_TIMEOUT, milliseconds * 9 // 20),
             (zmq.HANDSHAKE_IVL, milliseconds),
             (zmq.RECONNECT_IVL, -1),  # messages under way would be lost unnoticed
         ):
@@ -222,10 +222,19 @@ class ZmqEndpoint(Endpoint):
                 return
             if self._pumping:
                 self._changed.wait()
-            elif not self._take_in_all():  # arrivals that the descriptor signalled while no thread pumped
-                self._pump()
+            elif self._take_in_all():  # arrivals that the descriptor signalled while no thread pumped
+                self._changed.notify_all()
+            else:
+                self._rest()
+
+    def _rest(self) -> None:
+        """Waits for something to arrive, with the lock held, while no other thread pumps."""
+        self._pump()
 
     def _pump(self) -> None:
+        self._make_waker()
+        if self._aborted:
+            return
         self._pumping = True
         self._changed.release()
         try:
@@ -240,6 +249,12 @@ class ZmqEndpoint(Endpoint):
                 os.eventfd_read(present(self._waker))
             self._drain()
 
+    def _make_waker(self) -> None:
+        with self._waker_lock:
+            if self._waker is None:
+                self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                self._poll.register(self._waker, select.POLLIN)
+
     def tend(self) -> None:
         """See `Kept`: pumps, without waiting, while no other thread does."""
         if self._pumping or self._aborted or self._error is not None or not self._changed.acquire(blocking=False):
@@ -252,9 +267,8 @@ class ZmqEndpoint(Endpoint):
                 self._changed.release()
             self._after_pumping()
         except BaseException as error:  # noqa: BLE001 - raised in every call
-            with self._changed:
-                self._error = error
-                self._wake()
+            self._error = error
+            self._wake()
 
     def _drain(self) -> None:
         """Takes in what has arrived; checks the connections if that was nothing, and every tick."""
@@ -299,11 +313,16 @@ class ZmqEndpoint(Endpoint):
                 return
             self._closed = True
             self._wake()
+            self._before_parting()
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._pumping)
             if self._error is None:
                 self._part()
         KEEPER.remove(self)
         self._release(0 if self._aborted else round(1000 * self.timeout))  # later callers find it closed
+
+    def _before_parting(self) -> None:
+        """Called with the lock, when it is closed."""
 
     def _part(self) -> None:
         """Says goodbye to the peers that are still connected, and waits until they have answered.
@@ -337,10 +356,15 @@ class ZmqEndpoint(Endpoint):
     def _release(self, linger: int) -> None:
         for socket in self._sockets():
             socket.close(linger)
-        self._context.term()
+        self._end_context()
         with self._waker_lock:
-            waker, self._waker = present(self._waker), None
-        os.close(waker)
+            waker, self._waker = self._waker, None
+        if waker is not None:
+            os.close(waker)
+
+    def _end_context(self) -> None:
+        """Called when its sockets are closed."""
+        self._context.term()
 
 
 def has_event(socket: zmq.Socket[bytes], event: int) -> bool:

@@ -34,6 +34,7 @@ _BACKLOG = 1024  # connections that wait to be accepted; clients beyond it retry
 _LONGEST_REASON = 1000  # characters
 _PROBED_AT_ONCE, _TURNS = 64, 5  # a tick checks so many connections, or such a part of them: all in half the timeout
 _SUSPICIONS = 3  # checks of all connections after one has ended: ZeroMQ reports an end a little before it happens
+_SUSPICIOUS = 2  # times the timeout after that, in which connections are checked at ticks, and else never
 
 
 class ZmqServer(ZmqEndpoint, Server):
@@ -65,7 +66,7 @@ class ZmqServer(ZmqEndpoint, Server):
         elastic_workers: Container[int] = (),
     ):
         endpoint = _endpoint(address, name)
-        super().__init__(zmq.ROUTER, name, limits, timeout)
+        super().__init__(zmq.Context(), zmq.ROUTER, name, limits, timeout)
         self.names, self._why, self._elastic_workers = dict(peers), "", elastic_workers
         self._keys = Keys(security, name)
         self._refusals = Refusals(log)
@@ -75,7 +76,7 @@ class ZmqServer(ZmqEndpoint, Server):
         self._departures: deque[int] = deque()  # elastic workers that are gone, which was not told yet
         self._next_probed = 0
         self._pending: dict[bytes, tuple[Visitor, ServerSide]] = {}
-        self._suspicions, self._next_probe = 0, 0.0
+        self._suspicions, self._next_probe, self._probed_until = 0, 0.0, 0.0
         self._gate = None if security.encrypted else Gate(self._context, Tokens(self._keys), self._refusals)
         most, patience = most_unproved(len(self.names)), min(timeout, PROVING)
         self._visitors = Visitors(self._socket, self._gate, self._refusals, most, patience)
@@ -230,13 +231,14 @@ class ZmqServer(ZmqEndpoint, Server):
             self._gate.answer()
         super()._drain()
         if self._visitors.look():
-            self._suspicions = _SUSPICIONS
+            self._suspicions, self._probed_until = _SUSPICIONS, time.monotonic() + _SUSPICIOUS * self.timeout
             self._pending = {route: each for route, each in self._pending.items() if each[0].here}
             self._look()
 
     def _look(self) -> None:
         now = time.monotonic()
-        if self._suspicions or now >= self._next_probe:  # on a busy machine an end may come after these checks
+        # On a busy machine an end may come after the first checks; where none was reported nobody is checked.
+        if self._suspicions or self._next_probe <= now < self._probed_until:
             connected = [connection for connection in self._by_rank.values() if connection.over is None]
             if not self._suspicions:  # of many some, in turn
                 most = max(_PROBED_AT_ONCE, -(-len(connected) // _TURNS))

@@ -175,7 +175,9 @@ def test_a_trainer_is_lost_even_if_its_end_was_told_too_early(wires):
     """ZeroMQ tells of it a little before it is so: on a busy machine all looks may be over by then."""
     server, client = wires.pair(0)
     with server._changed:
-        server._visitors.look = lambda: False
+        server._visitors.look = lambda: True
+        server._drain()
+        server._visitors.look, server._suspicions = lambda: False, 0
     waiting = beside(server.receive)
     client.abort()
     client.close()
@@ -189,7 +191,7 @@ def test_a_look_at_a_trainer_does_not_forget_what_it_has_to_be_told(wires):
         outcome_of(thread, [sent])
         assert content(server.receive().frames) == [b"%d" % number]
         with server._changed:
-            server._next_probe = 0.0
+            server._next_probe, server._probed_until = 0.0, float("inf")
             server._look()
 
 

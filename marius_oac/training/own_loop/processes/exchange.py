@@ -153,9 +153,9 @@ class SharedSource(RemoteSource):
         A process that ends tells the others why, but the end of its connection to this one's server may come before.
         """
         if isinstance(error, NodeLost) and error.__cause__ is None:  # else it is there, and has sent nonsense
-            for connection, thread in zip(self.connections, self._threads, strict=True):
-                if connection.name == error.node and thread.is_alive():
-                    thread.join(seconds)
+            for node, connection in enumerate(self.connections):
+                if connection.name == error.node:
+                    self.wait_until_over(node, seconds)
         return self.error or error
 
     def _abort_connections(self) -> None:

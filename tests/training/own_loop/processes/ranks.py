@@ -487,7 +487,7 @@ class Scenarios:
             else:
                 patch.setattr(shard, "_check_alike", lambda *about: None)
                 wrap(patch, Processes, "_server_failed", after=noticed.set)
-                wrap(patch, threading.Thread, "join", before=noticed.set)  # it waits for the reason
+                wrap(patch, SharedSource, "wait_until_over", before=noticed.set)  # it waits for the reason
                 wrap(patch, ZmqClient, "_server_failed", before=noticed.wait)
             return self.rates(caught)
 
