@@ -1,12 +1,12 @@
 """What a process with many peers costs: handshakes, descriptors, threads, and processor time while nobody says a word.
 
-    python -m benchmarks.nodes.peers [--peers 8 64 256 1000] [--seconds 10]
+    python -m benchmarks.nodes.peers [--peers 8 64 256 1000] [--seconds 24]
 
 One process is measured. As a trainer of a run over nodes it has a server, to which each peer connects, and a client at
 each peer's server, all received from by one thread. Its peers are in `PROCESSES` other processes, a server and a client
-each. All connections are over loopback. First all peers connect to the
-process at the same moment, which tells how many are let in, and within which time. Then it connects to them, one after
-the other, as a trainer does; then all wait, and the process is measured.
+each. All connections are over loopback. First all peers connect to the process at the same moment, which tells how many
+are let in, and within which time. Then it connects to them, one after the other, as a trainer does; then all wait, and
+the process is measured, for two periods of its heartbeats.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints a row of a table for each number of peers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, nargs="+", default=[8, 64, 256, 1000])
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=24.0)
     given = parser.parse_args(arguments)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
