@@ -9,7 +9,7 @@ batch by batch and throws them away; "counting" is the pass over a text by which
 of Parquet compressed bytes. With `--share N` a trainer passes over the same log and has 1/N of every batch of `--batch`
 examples: block by block ("1/N"), of blocks whose examples are shuffled ("1/N shuffled"), and each batch by itself, as
 where batches are dealt ("1/N dealt"). Rows are those of the log, whoever needs them: N trainers read N times as fast as
-they train.
+they train. `--checked` compares the digests of what is read, as a run does.
 Where other programs run, `--cpu` counts the processor's seconds in the place of the clock's.
 The contestants take turns; figures are medians over `--repeats`, ratios medians of the ratios within a turn. Threads
 are Arrow's; conversion to keys is in the thread that asks for the block.
@@ -36,6 +36,7 @@ from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.data.logs.files import BlockReader, scan_files
 from marius_oac.data.logs.formats import TEXT_BYTES
 from marius_oac.data.logs.parquet import BATCH_ROWS
+from marius_oac.data.logs.pieces import Pieces
 from marius_oac.kernels.cpu.permutation import Permutation
 
 NUMBERS = [f"i{i}" for i in range(13)]
@@ -108,14 +109,16 @@ def texts_by_pyarrow(source: Path | BinaryIO) -> int:
         return sum(batch.num_rows for batch in reader)
 
 
-def contestants(path: Path, config: LogConfig, rows: int, shares: list[int], batch: int) -> dict[str, Callable]:
+def contestants(
+    path: Path, config: LogConfig, rows: int, shares: list[int], batch: int, checked: bool
+) -> dict[str, Callable]:
     """What is measured of one log; the first is the limit that the others are held against."""
     files = scan_files([str(path)], config)
 
     def read(wanted: Callable[[int], list[np.ndarray]]) -> int:
         """Examples of those that are wanted, some at a time, of a block of so many."""
         found = 0
-        with BlockReader(files, config) as reader:
+        with BlockReader(files, config, pieces=[Pieces(path)] if checked else None) as reader:
             for number in range(-(-rows // BLOCK_ROWS)):
                 block = reader.lazy_block(0, number, BLOCK_ROWS)
                 found += sum(block.examples(some).size for some in wanted(block.size))
@@ -165,6 +168,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--share", type=int, nargs="*", default=[], help="trainers of whom one reads")
     parser.add_argument("--batch", type=int, default=4096, help="examples of a batch of all trainers")
+    parser.add_argument("--checked", action="store_true", help="compare digests")
     parser.add_argument("--cpu", action="store_true", help="processor seconds")
     options = parser.parse_args()
     clock = time.process_time if options.cpu else time.perf_counter
@@ -175,7 +179,7 @@ def main() -> None:
         for name, (path, config) in logs.items():
             for threads in options.threads:
                 pa.set_cpu_count(threads)
-                each = contestants(path, config, options.rows, options.share, options.batch)
+                each = contestants(path, config, options.rows, options.share, options.batch, options.checked)
                 seconds = measure(each, options.repeats, clock)
                 for reader, taken in seconds.items():
                     middle = statistics.median(taken)
