@@ -324,3 +324,20 @@ def test_dense_tensors_are_read_not_mapped(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.UntypedStorage, "from_file", refuse)
     assert torch.equal(Checkpoints(tmp_path).open().dense()["relations"], DENSE["relations"])
+
+
+def test_each_file_is_checked_as_it_is_read(tmp_path):
+    Checkpoints(tmp_path).save(10, [table()], DENSE, {}, keep=1, arrays={"entities.more": np.arange(9)})
+
+    def read():
+        found = Checkpoints(tmp_path).open(as_read=True)
+        return found.arrays(), found.restore([table()]), found.dense()
+
+    assert np.array_equal(read()[0]["entities.more"], np.arange(9))
+    for path in sorted((tmp_path / "0000000010").iterdir()):
+        before = path.read_bytes()
+        flip_a_byte(path)
+        with pytest.raises(CheckpointError, match=f"{path.name}: is damaged"):
+            read()
+        path.write_bytes(before)
+    read()

@@ -223,3 +223,11 @@ def test_blocks_are_all_rows_and_as_many_for_each(count, monkeypatch):
     assert len(set(map(len, every))) == 1 and not any(map(len, every[1]))
     assert [row for own in every for block in own for row in block] == list(range(count))
     assert max((len(block) for own in every for block in own), default=0) <= 100
+
+
+def test_parts_that_lack_rows_of_their_placement_are_refused(graph, tmp_path):
+    world, other = Graph(graph, ()), placement([1.0, 2.0, 3.0])
+    parts, _ = saved(world, tmp_path, placement([3.0, 2.0, 1.0]), "before")
+    (alone,) = ThreadGroup.members(1)
+    with pytest.raises(InputError, match="entities has not the rows that belong to each node"):
+        taken(world, parts, other, alone, [0], placement([1.0]), tmp_path / "now")
