@@ -147,11 +147,10 @@ def small_blocks(monkeypatch):
 
     def reads(self, block, end):
         name = threading.current_thread().name
-        read[name] = read.get(name, 0) + end - block * checked.BLOCK_BYTES
+        read[name] = read.get(name, 0) + end - block * self.block_bytes
         return real(self, block, end)
 
-    for module in (blocks, checked):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 256)
     monkeypatch.setattr(handovers, "ROWS_PER_BLOCK", 299)
     monkeypatch.setattr(checked.CheckedFile, "_checked", reads)
     return read

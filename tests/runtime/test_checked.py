@@ -7,8 +7,9 @@ import pytest
 import xxhash
 
 from marius_oac.errors import CheckpointError
+from marius_oac.runtime.files import blocks as files_blocks
 from marius_oac.runtime.files import checked
-from marius_oac.runtime.files.blocks import BLOCK_BYTES, BlockDigests
+from marius_oac.runtime.files.blocks import BLOCK_BYTES, MOST_BLOCKS, BlockDigests, block_bytes
 from marius_oac.runtime.files.checked import CheckedArray, CheckedFile, CheckedFiles
 from marius_oac.runtime.files.untrusted import blocked_file
 
@@ -24,7 +25,7 @@ def made(path, content):
 def test_digests_are_those_of_the_blocks_however_they_are_written(size):
     content, draw = np.random.default_rng(size).bytes(size), np.random.default_rng(1)
     blocks = b"".join(xxhash.xxh3_128_digest(content[at : at + BLOCK_BYTES]) for at in range(0, size, BLOCK_BYTES))
-    digests, at = BlockDigests(), 0
+    digests, at = BlockDigests(size), 0
     while at < size:
         end = at + int(draw.integers(1, BLOCK_BYTES + 3))
         digests.update(content[at:end])
@@ -42,6 +43,32 @@ def test_every_range_has_the_bytes_of_the_file(size, tmp_path):
     for _ in range(60):
         first, end = np.sort(draw.integers(0, size + 1, 2)).tolist()
         assert file.read(first, end) == content[first:end]
+
+
+@pytest.mark.parametrize(
+    ("size", "block"),
+    [
+        (0, BLOCK_BYTES),
+        (BLOCK_BYTES * MOST_BLOCKS, BLOCK_BYTES),
+        (BLOCK_BYTES * MOST_BLOCKS + 1, 2 * BLOCK_BYTES),
+        (5 * BLOCK_BYTES * MOST_BLOCKS, 8 * BLOCK_BYTES),
+    ],
+)
+def test_blocks_grow_with_the_file(size, block):
+    assert block_bytes(size) == block
+
+
+def test_a_file_of_larger_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(files_blocks, "MOST_BLOCKS", 2)
+    content = np.random.default_rng(7).bytes(3 * BLOCK_BYTES + 5)
+    file = made(tmp_path / "a", content)
+    assert len(blocked_file(content).blocks) == 2 * 32 and file.block_bytes == 2 * BLOCK_BYTES
+    for first, end in ((0, len(content)), (BLOCK_BYTES, BLOCK_BYTES + 9), (2 * BLOCK_BYTES - 1, 2 * BLOCK_BYTES + 1)):
+        assert file.read(first, end) == content[first:end]
+    (tmp_path / "a").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert CheckedFile(tmp_path / "a", blocked_file(content)).read(0, 2 * BLOCK_BYTES) == content[: 2 * BLOCK_BYTES]
+    with pytest.raises(CheckpointError, match="is damaged"):
+        CheckedFile(tmp_path / "a", blocked_file(content), CheckpointError).read(2 * BLOCK_BYTES, 2 * BLOCK_BYTES + 1)
 
 
 def test_a_damaged_block_is_refused_where_it_is_read_and_only_there(tmp_path):

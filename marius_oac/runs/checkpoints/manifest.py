@@ -69,7 +69,7 @@ class _Manifest2(_Manifest):
 
 
 MOST_BYTES = 256 << 20
-"""Of a manifest: digests of the blocks of 512 GiB."""
+"""Of a manifest: digests of the blocks of 64 files of any size."""
 _VERSIONS: Mapping[int, type[_Manifest]] = {1: _Manifest1, 2: _Manifest2, 3: _Manifest}
 VERSIONS = frozenset(_VERSIONS)
 """Of manifests that are read; the last one is written."""

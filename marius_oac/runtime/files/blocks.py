@@ -11,7 +11,18 @@ import xxhash
 BLOCK_BYTES = 1 << 16
 """Of a file, from its beginning; the last block may be shorter. Part of the format of checkpoints: manifests hold 32
 digits for each block, 1/2048 of the file, and who reads a range reads at most a block too much at each end."""
+MOST_BLOCKS = 1 << 17
+"""Of a file. Blocks of one above 8 GiB are twice as large, or four times, and so on, so that no file takes more than
+4 MiB of a manifest. Part of the format, too."""
 DIGEST_BYTES = 16
+
+
+def block_bytes(size: int) -> int:
+    """Returns the size of the blocks of a file of this size in bytes."""
+    block = BLOCK_BYTES
+    while size > block * MOST_BLOCKS:
+        block *= 2
+    return block
 
 
 def block_digest(content: bytes | memoryview) -> bytes:
@@ -23,12 +34,16 @@ def block_digest(content: bytes | memoryview) -> bytes:
 class BlockDigests:
     """The digest of a file in the making.
 
+    Args:
+        size: of the whole file in bytes.
+
     Attributes:
         blocks: the digests of the full blocks so far.
     """
 
-    def __init__(self) -> None:
-        self.blocks, self._left, self._block = bytearray(), BLOCK_BYTES, xxhash.xxh3_128()
+    def __init__(self, size: int) -> None:
+        self._size = block_bytes(size)
+        self.blocks, self._left, self._block = bytearray(), self._size, xxhash.xxh3_128()
 
     def update(self, content: object, /) -> None:
         """Adds bytes, or a contiguous array."""
@@ -43,11 +58,11 @@ class BlockDigests:
             at += len(part)
             if not self._left:
                 self.blocks += self._block.digest()
-                self._left, self._block = BLOCK_BYTES, xxhash.xxh3_128()
+                self._left, self._block = self._size, xxhash.xxh3_128()
 
     def all_blocks(self) -> bytes:
         """Returns the digests of all blocks, the last one as it is now."""
-        return bytes(self.blocks) + (self._block.digest() if self._left < BLOCK_BYTES else b"")
+        return bytes(self.blocks) + (self._block.digest() if self._left < self._size else b"")
 
     def hexdigest(self) -> str:
         """Returns the digest of the file, hexadecimal."""
@@ -57,4 +72,4 @@ class BlockDigests:
 
 def num_blocks(size: int) -> int:
     """Returns the number of blocks of a file of this size in bytes."""
-    return -(-size // BLOCK_BYTES)
+    return -(-size // block_bytes(size))

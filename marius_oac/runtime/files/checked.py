@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from marius_oac.errors import InputError
-from marius_oac.runtime.files.blocks import BLOCK_BYTES, DIGEST_BYTES, block_digest, num_blocks
+from marius_oac.runtime.files.blocks import DIGEST_BYTES, block_bytes, block_digest, num_blocks
 from marius_oac.runtime.files.untrusted import BlockedFile, Error, open_regular
 from marius_oac.runtime.files.untrusted_arrays import checked_header
 
@@ -31,6 +31,7 @@ class CheckedFile:
 
     def __init__(self, path: Path, listed: BlockedFile, error: Error = InputError):
         self.path, self.size, self.error = path, listed.bytes, error
+        self.block_bytes = block_bytes(self.size)
         digests = self._digests = bytes.fromhex(listed.blocks)
         self._last: tuple[int, bytes] = -1, b""  # the last block that was read: a range often begins where one ended
         if xxhash.xxh3_128_hexdigest(digests) != listed.checksum or len(digests) != DIGEST_BYTES * num_blocks(
@@ -47,18 +48,18 @@ class CheckedFile:
         end = self.size if end is None else end
         if first == end:
             return memoryview(b"")
-        block, last = first // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
-        begin, (held, content) = block * BLOCK_BYTES, self._last
+        block, last = first // self.block_bytes, (end - 1) // self.block_bytes
+        begin, (held, content) = block * self.block_bytes, self._last
         if held != block:
-            content = self._checked(block, min((last + 1) * BLOCK_BYTES, self.size))
+            content = self._checked(block, min((last + 1) * self.block_bytes, self.size))
         elif block < last:
-            content += self._checked(block + 1, min((last + 1) * BLOCK_BYTES, self.size))
+            content += self._checked(block + 1, min((last + 1) * self.block_bytes, self.size))
         found = memoryview(content)
-        self._last = last, bytes(found[last * BLOCK_BYTES - begin :])
+        self._last = last, bytes(found[last * self.block_bytes - begin :])
         return found[first - begin : end - begin]
 
     def _checked(self, block: int, end: int) -> bytes:
-        begin = block * BLOCK_BYTES
+        begin = block * self.block_bytes
         try:
             with open_regular(self.path, self.error) as file:
                 found = os.fstat(file.fileno()).st_size
@@ -71,9 +72,9 @@ class CheckedFile:
         except OSError as problem:
             raise self.error(f"can't be read: {problem.strerror}", self.path) from None
         view = memoryview(content)
-        for at in range(0, end - begin, BLOCK_BYTES):
-            place = (begin + at) // BLOCK_BYTES * DIGEST_BYTES
-            if block_digest(view[at : at + BLOCK_BYTES]) != self._digests[place : place + DIGEST_BYTES]:
+        for at in range(0, end - begin, self.block_bytes):
+            place = (begin + at) // self.block_bytes * DIGEST_BYTES
+            if block_digest(view[at : at + self.block_bytes]) != self._digests[place : place + DIGEST_BYTES]:
                 raise self.error("is damaged: its checksum differs from the one it was written with", self.path)
         return content
 
@@ -87,7 +88,7 @@ class CheckedArray:
 
     def __init__(self, file: CheckedFile, dtypes: Sequence[type | np.dtype], shape: Sequence[int | None]):
         self._file = file
-        beginning = io.BytesIO(file.read(0, min(file.size, BLOCK_BYTES)))
+        beginning = io.BytesIO(file.read(0, min(file.size, file.block_bytes)))
         try:
             self.shape, self.dtype, self._offset = checked_header(beginning, file.size, dtypes, shape)
         except ValueError as problem:
@@ -107,7 +108,7 @@ class CheckedArray:
         rows = np.asarray(which)
         if not rows.size:
             return self._rows(0, 0)
-        apart = np.flatnonzero(np.diff(rows) * self._row_bytes > BLOCK_BYTES) + 1
+        apart = np.flatnonzero(np.diff(rows) * self._row_bytes > self._file.block_bytes) + 1
         groups = np.split(rows, apart)
         return np.concatenate([self._rows(int(each[0]), int(each[-1]) + 1)[each - each[0]] for each in groups])
 

@@ -38,8 +38,10 @@ class NpyWriter(Closable):
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype | type) -> None:
-        self.path, self._file, self._digests = path, open(path, "wb"), BlockDigests()  # noqa: SIM115 - see __exit__
-        self._add(npy_header(shape, dtype))
+        header = npy_header(shape, dtype)
+        self._digests = BlockDigests(len(header) + math.prod(shape) * np.dtype(dtype).itemsize)
+        self.path, self._file = path, open(path, "wb")  # noqa: SIM115 - see __exit__
+        self._add(header)
 
     def write(self, rows: np.ndarray) -> None:
         """Adds rows, [n, ...] of the file's type."""

@@ -109,10 +109,9 @@ class BlockedFile(Described):
         """Hexadecimal."""
         return self.xxh3_blocks
 
-    @staticmethod
-    def new_digest() -> BlockDigests:
+    def new_digest(self) -> BlockDigests:
         """Makes such checksums."""
-        return BlockDigests()
+        return BlockDigests(self.bytes)
 
 
 ListedFile = DescribedFile | LargeFile | BlockedFile
@@ -121,7 +120,7 @@ ListedFile = DescribedFile | LargeFile | BlockedFile
 
 def blocked_file(content: bytes) -> BlockedFile:
     """The entry of a file with this content."""
-    digests = BlockDigests()
+    digests = BlockDigests(len(content))
     digests.update(content)
     return BlockedFile(bytes=len(content), xxh3_blocks=digests.hexdigest(), blocks=digests.all_blocks().hex())
 
