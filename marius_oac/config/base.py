@@ -47,19 +47,23 @@ class BaseConfig(Section):
     how_to_ask: ClassVar[str]
     kernels: ClassVar[str]
 
-    seed: NonNegativeInt = Field(0, description="Seed of initial values, shuffles, negatives and splits.")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
+    seed: NonNegativeInt = Field(0, description="Seed of initial values, shuffling, negatives, sampling and dropout.")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Device for training: auto, cpu, cuda or cuda:N. auto: a GPU if there is one.",
+    )
     threads: Annotated[NonNegativeInt, Field(le=4096)] = Field(
         0,
-        description="Threads that compute on the CPU; 0: one per core, divided among the run's trainers there. Same "
-        "bits for any number.",
+        description="CPU threads for computation. 0: one per core, divided among the run's trainers on the machine. "
+        "Results do not depend on the number.",
     )
     binding: Annotated[
         Literal["auto", "off"], BeforeValidator(_off, json_schema_input_type=Literal["auto", "off", False])
     ] = Field(
         "auto",
-        description="auto: put threads and tables next to the devices that they serve; does nothing on one NUMA node. "
-        "off: leave them alone.",
+        description="auto: bind threads and tables to the NUMA nodes of the devices that they serve. No effect on a "
+        "machine with one NUMA node. off: no binding.",
     )
     compute: ComputeConfig = ComputeConfig()
     pipeline: PipelineConfig = PipelineConfig()
@@ -69,8 +73,7 @@ class BaseConfig(Section):
     trackers: Annotated[
         tuple[TrackerName, ...], BeforeValidator(listed, json_schema_input_type=TrackerName | tuple[TrackerName, ...])
     ] = Field(
-        (),
-        description="Programs that get the numbers of metrics.jsonl, too: tensorboard, mlflow, prometheus.",
+        (), description="Trackers that also receive the values of metrics.jsonl: tensorboard, mlflow, prometheus."
     )
     nodes: NodesConfig = NodesConfig()
 

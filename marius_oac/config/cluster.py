@@ -61,39 +61,44 @@ class NodeConfig(Section):
     """One entry of `nodes`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field(
-        "", description="Name of the node in messages; default: its address. Under Slurm: its name in Slurm.",
+        "", description="Name of the node in messages. Default: its address. Under Slurm, its Slurm name.",
         validate_default=False,
     )  # fmt: skip
     address: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field(
-        description="Host name or IP address by which the other nodes reach it."
+        description="Host name or IP address at which other nodes reach the node."
     )
     port: Port | None = Field(
         None,
-        description="First port of its shard servers, one for each of its processes; default: the one after the "
-        "rendezvous' port.",
+        description="First port of the node's shard servers, one port per process. Default: the rendezvous port plus 1,"
+        " or free ports if all nodes are on this machine.",
     )
-    interface: Name | None = Field(None, description="Network interface; default: the one that has the address.")
-    cores: PositiveInt | None = Field(None, description="Cores for all its trainers; default: all it may use.")
+    interface: Name | None = Field(None, description="Network interface. Default: the interface of the address.")
+    cores: PositiveInt | None = Field(
+        None, description="CPU cores for all trainers of the node. Default: all that are available."
+    )
     memory: Bytes | None = Field(
-        None, description="Memory for rows, such as 64GiB, in place of the config's storage.memory."
+        None, description="Memory for rows, such as 64GiB. Default: storage.memory of the configuration."
     )
     disk: Bytes | None = Field(
-        None, description="Space for rows on disk, with their copies in checkpoints; default: what is free."
+        None, description="Disk space for rows and their copies in checkpoints. Default: all free space."
     )
-    path: Files = Field((), description="Folders for rows on disk, in place of the config's storage.path.")
+    path: Files = Field((), description="Folders for rows on disk. Default: storage.path of the configuration.")
     gpus: (
         Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers, json_schema_input_type=int | tuple[int, ...])]
         | None
-    ) = Field(None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device.")
+    ) = Field(
+        None,
+        description="Number of GPUs, or a list of GPU numbers: one per trainer. Default: device of the configuration.",
+    )
     trainers: NonNegativeInt = Field(
-        1, description="Processes that train. 0: one process that only serves rows and dense parameters."
+        1, description="Number of training processes. 0: one process that only serves rows and dense parameters."
     )
     shards: Weight = Field(
         True, validate_default=True,
-        description="Whether the node carries rows: true, false, or its weight beside the other nodes, such as 2.",
+        description="Whether the node stores rows: true, false, or its weight relative to other nodes, such as 2."
     )  # fmt: skip
-    python: Name | None = Field(None, description="Python interpreter on the node; default: the launcher's.")
-    directory: Name | None = Field(None, description="Working folder on the node; default: the launcher's.")
+    python: Name | None = Field(None, description="Python interpreter on the node. Default: the launcher's.")
+    directory: Name | None = Field(None, description="Working directory on the node. Default: the launcher's.")
 
     @property
     def processes(self) -> int:
@@ -135,29 +140,30 @@ class ClusterConfig(Section):
 
     secret: Name | None = Field(
         None,
-        description="File with the secret that only these nodes know, beside nodes.yaml: 64 hexadecimal digits, of "
-        "mode 600. Default: MARIUS_OAC_SECRET; where one command starts all nodes, a new one for each run.",
+        description="File with the secret shared by the nodes: 32 random characters or more, file mode 600. Relative "
+        "paths start at the folder of nodes.yaml. MARIUS_OAC_SECRET overrides it. Default: a new secret for"
+        " each run, if one command starts all nodes.",
     )
-    port: Port = Field(29400, description="Port of the rendezvous, on the first node.")
+    port: Port = Field(29400, description="Port of the rendezvous on the first node.")
     encryption: Bool = Field(
         False,
-        description="Encrypt rows and their gradients between trainers and shards; gloo and NCCL are not encrypted.",
+        description="Encrypt rows and their gradients between trainers and shards. gloo and NCCL traffic is not "
+        "encrypted.",
     )
     timeout: PositiveFloat = Field(
-        60.0,
-        description="Seconds until a silent node counts as lost; three times as many when trainers start.",
+        60.0, description="Seconds after which a silent node counts as lost. Three times as many while trainers start."
     )
     restarts: NonNegativeInt = Field(
         0,
-        description="How often all trainers are restarted from the last checkpoint after one was lost; no other "
-        "failure leads to a restart.",
+        description="Maximum number of restarts of all trainers from the last checkpoint after one is lost. Other "
+        "failures cause no restart.",
     )
     elastic_workers: Annotated[NonNegativeInt, Field(le=1024)] = Field(
         0,
-        description="Processes that may attach to the run with `marius-oac attach`, and leave, in modes that dispatch "
-        "batches (all but sync).",
+        description="Maximum number of processes that may attach to the run with `marius-oac attach`, and detach, in "
+        "modes that dispatch batches (all except sync).",
     )
-    nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1)] = Field(description="One entry for each node.")
+    nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1)] = Field(description="One entry per node.")
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ from pydantic_core import PydanticKnownError
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.named_files import MODULE
 from marius_oac.config.sections import (
+    EARLY_STOPPING,
     Bool,
     DenseOptimizerConfig,
     EarlyStoppingConfig,
@@ -35,78 +36,81 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+_SEPARATOR = Field("|", description="Separator of the values in a text column. List columns need none.")
+
+
 class CategoricalConfig(Section):
     """A feature with one key per example."""
 
-    name: Name = Field(description="The column.")
-    vocabulary: Name | None = Field(None, description="Shares rows with the features of this vocabulary; default: own.")
-    dimension: Width | None = Field(None, description="Floats of a row; default: model.dimension.")
+    name: Name = Field(description="Name of the column.")
+    vocabulary: Name | None = Field(None, description="Feature whose rows it shares. Default: its own rows.")
+    dimension: Width | None = Field(None, description="Embedding dimension, in floats. Default: model.dimension.")
     kind: Literal["auto", "integer", "hex", "string"] = Field(
         "auto",
-        description="How values become keys. integer, hex: the number itself. string: a checked fingerprint. auto: "
-        "integer for integers of Parquet and libsvm files, string for texts, which is all that .csv and .tsv files "
-        "have.",
+        description="How values become 64-bit keys. integer, hex: the number itself. string: a fingerprint that is "
+        "checked for collisions. auto: integer for integer columns of Parquet and libsvm files, string for "
+        "texts (all columns of .csv and .tsv files).",
     )
 
 
 class BagConfig(CategoricalConfig):
     """A feature with several keys per example, whose rows are pooled."""
 
-    separator: Name = Field("|", description="Between the values of a text column; lists need none.")
-    pooling: Literal["sum", "mean"] = Field("sum", description="How the rows of a bag are combined: sum or mean.")
+    separator: Name = _SEPARATOR
+    pooling: Literal["sum", "mean"] = Field("sum", description="Pooling of a bag's rows: sum or mean.")
     max_values: PositiveInt = Field(
-        64, description="Values of a bag that are kept, from the first on; the others are counted."
+        64, description="Maximum number of values per bag. The first ones are kept. Dropped values are counted."
     )
     pool_at: Literal["trainer", "shard"] = Field(
         "trainer",
-        description="Over several nodes, where the rows of a bag are summed: by the trainer, or on each shard those "
-        "that it has, which moves less data where bags are long and seldom share keys.",
+        description="Where bags are pooled on several nodes. trainer: on the trainer. shard: each shard sums the rows "
+        "that it holds, which moves less data if bags are long and rarely share keys.",
     )
 
 
 class SequenceConfig(CategoricalConfig):
     """A feature with a sequence of keys per example."""
 
-    separator: Name = Field("|", description="Between the values of a text column; lists need none.")
+    separator: Name = _SEPARATOR
     max_values: PositiveInt = Field(
-        64, description="Values of a sequence that are kept, up to the last; the others are counted."
+        64, description="Maximum number of values per sequence. The last ones are kept. Dropped values are counted."
     )
 
 
 class NumericConfig(Section):
     """A numeric column."""
 
-    name: Name = Field(description="The column.")
+    name: Name = Field(description="Name of the column.")
     transform: Literal["auto", "none", "standardize", "log1p", "quantiles", "log_squared"] = Field(
         "auto",
-        description="auto: one of the others, by the first examples of the log. none: as it is. standardize: "
-        "(x - center) / scale, limited to -10 and 10. log1p: the same of ln(1 + x), of -ln(1 - x) where x < 0. "
-        "quantiles: a categorical feature, whose value is the bucket that x falls into. log_squared: ln(x)^2 where "
-        "x > 2.",
+        description="Transform of a value x. auto: chosen by the first 65,536 examples of the log. none: unchanged. "
+        "standardize: (x - center) / scale, clipped to [-10, 10]. log1p: the same for sign(x) * ln(1 + "
+        "abs(x)). quantiles: a categorical feature whose value is the bucket of x. log_squared: ln(x)^2 if "
+        "x > 2, else x.",
     )
     clip: tuple[Number, Number] | None = Field(
-        None, description="Smallest and largest value; values outside are set to these before the transform."
+        None, description="[low, high]: values outside are set to the nearer limit before the transform."
     )
-    center: Number | None = Field(None, description="standardize, log1p; default: the mean of the first examples.")
+    center: Number | None = Field(None, description="standardize, log1p. Default: the mean of the first examples.")
     scale: PositiveFloat | None = Field(
-        None, description="standardize, log1p; default: the standard deviation of the first examples."
+        None, description="standardize, log1p. Default: the standard deviation of the first examples."
     )
     buckets: Annotated[int, Field(ge=2, le=65536, strict=True)] | None = Field(
-        None, description="quantiles: number of buckets, roughly; default: 32."
+        None, description="quantiles: approximate number of buckets. Default: 32."
     )
     edges: tuple[Number, ...] | None = Field(
         None,
-        description="quantiles: where one bucket ends and the next begins, ascending; default: so that the first "
-        "examples fill buckets evenly, frequent values by themselves.",
+        description="quantiles: boundaries between buckets, ascending. Default: boundaries that spread the first "
+        "examples evenly, with frequent values in buckets of their own.",
     )
     missing: Literal["refuse", "median"] | Number | None = Field(
         None,
-        description="data.missing_numbers for this column: refuse, median or a number; default: the same, but with "
-        "`indicator` never refuse.",
+        description="data.missing_numbers for this column: refuse, median or a number. Default: data.missing_numbers. "
+        "With `indicator`, refuse acts as median.",
     )
     indicator: Bool = Field(
         False,
-        description="Tell the model that a number is missing: by an additional number, 1 or 0; quantiles: by a "
+        description="Tell the model which numbers are missing: by an additional input, 1 or 0, or with quantiles by a "
         "separate bucket.",
     )
 
@@ -154,13 +158,13 @@ def _texts(value: Any) -> Any:
 class LabelConfig(Section):
     """The column of labels."""
 
-    column: Name = Field(description="The column.")
+    column: Name = Field(description="Name of the column.")
     positive: (
         Annotated[tuple[Name, ...], BeforeValidator(_texts, json_schema_input_type=_Texts), Field(min_length=1)] | None
     ) = Field(
         None,
-        description="The value, or values, that mean 1; all others mean 0. Default: 1, true, t, yes and y mean 1, 0, "
-        "false, f, no and n mean 0, whatever the case.",
+        description="Value or values that mean 1; all others mean 0. Default: 1, true, t, yes and y mean 1, and 0, "
+        "false, f, no and n mean 0, in upper or lower case.",
     )
 
 
@@ -180,31 +184,33 @@ Sequence = Annotated[SequenceConfig, BeforeValidator(_named, json_schema_input_t
 class LogConfig(Section):
     """`data` of a click log."""
 
-    train: Files = Field(
-        min_length=1, description="Files or patterns of the training log, in order; a pattern's files by name."
-    )
-    valid: Files = Field((), description="Files or patterns to validate on.")
-    test: Files = Field((), description="Files or patterns to test on.")
+    train: Files = Field(min_length=1, description="Training files or patterns, in order; a pattern's files by name.")
+    valid: Files = Field((), description="Validation files or patterns.")
+    test: Files = Field((), description="Test files or patterns.")
     format: Literal["auto", "csv", "parquet", "libsvm"] = Field(
-        "auto", description="auto: by the files' suffix; csv is any delimited text."
+        "auto", description="auto: by file suffix. csv: any delimited text."
     )
-    delimiter: Name | None = Field(None, description="Of text files; default: a tab for .tsv and .txt, else a comma.")
-    columns: tuple[Name, ...] = Field((), description="Names of the columns of text files without a header line.")
-    label: Label = Field(
-        "label", validate_default=True, description="The column with the label: its name, or a section."
+    delimiter: Name | None = Field(None, description="Of text files. Default: a tab for .tsv and .txt, else a comma.")
+    columns: tuple[Name, ...] = Field((), description="Column names of text files without a header line.")
+    label: Label = Field("label", validate_default=True, description="Label column: its name, or a section.")
+    numeric: tuple[Numeric, ...] = Field((), description="Numeric columns: names, or sections.")
+    categorical: tuple[Categorical, ...] = Field(
+        (), description="Columns of one value per example: names, or sections."
     )
-    numeric: tuple[Numeric, ...] = Field((), description="Columns of numbers: names, or sections.")
-    categorical: tuple[Categorical, ...] = Field((), description="Columns of one value: names, or sections.")
-    multi_valued: tuple[Bag, ...] = Field((), description="Columns of several values in no order.")
-    sequences: tuple[Sequence, ...] = Field((), description="Columns of several values in order, the newest last.")
-    ignored: tuple[Name, ...] = Field((), description="Columns that the files have and the model does not use.")
+    multi_valued: tuple[Bag, ...] = Field(
+        (), description="Columns with several values per example, in no order: names, or sections."
+    )
+    sequences: tuple[Sequence, ...] = Field(
+        (), description="Columns with several values per example, ordered with the newest last: names, or sections."
+    )
+    ignored: tuple[Name, ...] = Field((), description="Columns of the files that the model does not use.")
     missing_numbers: Literal["refuse", "median"] | Number = Field(
         "refuse",
-        description="What an empty, NaN or infinite number becomes, before the transform: refuse (an error), median "
-        "(of the column's first examples) or a number.",
+        description="Replacement for empty, NaN and infinite numbers, before the transform: median (of the column's "
+        "first examples) or a number. refuse: such a number is an error.",
     )
-    log_numbers: Bool = Field(False, description="Use log_squared for columns of transform auto.")
-    shuffle: NonNegativeInt = Field(0, description="Shuffle examples within ranges of so many; 0: file order.")
+    log_numbers: Bool = Field(False, description="Use log_squared for numeric columns with transform auto.")
+    shuffle: NonNegativeInt = Field(0, description="Shuffle examples in blocks of this size. 0: file order.")
 
     @model_validator(mode="before")
     @classmethod
@@ -282,41 +288,52 @@ class NetworkConfig(Section):
     network: Annotated[Name, MODULE] = Field(
         "deepfm", description="lr, fm, deepfm, dlrm, dcnv2, dien, youtubednn, or FILE.py:CLASS, a module of your own."
     )
-    dimension: Width = Field(16, description="Floats of a feature's row, where the feature does not say.")
-    hidden: tuple[Width, ...] = Field((400, 400, 400), description="Widths of the top network's layers.")
-    bottom: tuple[Width, ...] = Field((512, 256), description="DLRM: hidden widths of the numbers' network.")
-    cross_layers: Workers = Field(3, description="DCNv2: cross layers.")
-    batch_norm: Bool = Field(False, description="Batch normalisation after each hidden layer.")
-    dropout: Fraction = Field(0.0, description="Share of hidden units that a training batch leaves out.")
-    target: Name | None = Field(None, description="DIEN, YouTubeDNN: the feature that the sequences lead up to.")
-    init_scale: PositiveFloat = Field(1e-2, description="Standard deviation of the rows' initial values.")
+    dimension: Width = Field(16, description="Default embedding dimension of a feature, in floats.")
+    hidden: tuple[Width, ...] = Field((400, 400, 400), description="Widths of the hidden layers of the top network.")
+    bottom: tuple[Width, ...] = Field(
+        (512, 256), description="dlrm: widths of the hidden layers of the bottom network, for numbers."
+    )
+    cross_layers: Workers = Field(3, description="dcnv2: number of cross layers.")
+    batch_norm: Bool = Field(False, description="Whether batch normalisation follows each hidden layer.")
+    dropout: Fraction = Field(0.0, description="Dropout probability of hidden units.")
+    target: Name | None = Field(
+        None, description="dien, youtubednn: target feature of the sequences, such as the item."
+    )
+    init_scale: PositiveFloat = Field(1e-2, description="Standard deviation of initial embeddings.")
 
 
 class KeysConfig(Section):
     """`keys`: when keys get rows, and when they are dropped."""
 
-    admit_after: PositiveInt = Field(1, description="A key gets its own row when seen so often; before, a shared one.")
-    drop_after: NonNegativeInt = Field(0, description="Keys not seen for so many files are dropped; 0: never.")
-    capacity: NonNegativeInt = Field(0, description="Most rows of a table; 0: what fits into free memory.")
+    admit_after: PositiveInt = Field(
+        1, description="Occurrence at which a key gets its own row; before, it shares one."
+    )
+    drop_after: NonNegativeInt = Field(0, description="Consecutive files without a key until it is dropped. 0: never.")
+    capacity: NonNegativeInt = Field(0, description="Maximum rows per table. 0: as many as fit in free memory.")
 
 
 class CtrTrainingConfig(Section):
     """`training` of click models."""
 
-    epochs: PositiveInt = Field(1, description="Passes over the log.")
-    batch_size: PositiveInt = Field(4096, description="Examples per batch; a file's last batch may be shorter.")
+    epochs: PositiveInt = Field(1, description="Number of passes over the log.")
+    batch_size: PositiveInt = Field(4096, description="Examples per batch. The last batch of a file may be smaller.")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=0.05)
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
-    embedding_l2: NonNegativeFloat = Field(0.0, description="L2 penalty on the rows of a batch, half its factor.")
-    progressive: Bool = Field(False, description="Each file is first predicted, then trained on.")
-    early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
+    embedding_l2: NonNegativeFloat = Field(
+        0.0, description="L2 penalty: adds half of this times the sum of squares of a batch's rows to the loss."
+    )
+    progressive: Bool = Field(False, description="Predict each file before training on it (progressive validation).")
+    early_stopping: EarlyStoppingConfig | None = EARLY_STOPPING
 
 
 class CtrEvaluationConfig(Section):
     """`evaluation` of click models."""
 
-    every: NonNegativeInt = Field(1, description="Epochs between validations; 0: never.")
-    batch_size: PositiveInt = Field(16384, description="Examples predicted at once.")
+    every: NonNegativeInt = Field(
+        1,
+        description="Epochs between evaluations on the validation files. The last epoch is always evaluated. 0: never.",
+    )
+    batch_size: PositiveInt = Field(16384, description="Examples per batch in evaluation and prediction.")
 
 
 class CtrConfig(BaseConfig):

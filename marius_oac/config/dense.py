@@ -30,34 +30,34 @@ class DenseConfig(Section):
 
     kind: Literal["allreduce", "kstep", "easgd", "ma", "bmuf"] = Field(
         "allreduce",
-        description="allreduce: gradients are summed in every iteration. kstep: Adam whose replicas merge every k "
-        "steps. easgd, ma, bmuf: replicas are drawn to each other while training goes on. A resumed run may use "
-        "another kind; kstep needs Adam.",
+        description="How trainers synchronise dense parameters. allreduce: sum the gradients in every iteration. kstep:"
+        " Adam with replicas that merge every k steps. easgd, ma, bmuf: move the replicas towards a common "
+        "value while training continues. A resumed run may change the kind; a change to or from kstep needs"
+        " Adam.",
     )
     k: PositiveInt = Field(10, description="kstep: steps between merges.")
     warm_up: NonNegativeInt = Field(
-        1000, description="kstep: first steps, each of which ends in a merge, until the second moment is reliable."
+        1000, description="kstep: initial steps that each end in a merge, until the second moment is reliable."
     )
-    beta1: Beta = Field(0.0, description="kstep: decay of the first moment.")
-    beta2: Beta = Field(0.999, description="kstep: decay of the second moment.")
+    beta1: Beta = Field(0.0, description="kstep: decay rate of the first moment.")
+    beta2: Beta = Field(0.999, description="kstep: decay rate of the second moment.")
     epsilon: PositiveFloat = Field(
-        1e-8,
-        description="kstep: the second moment before the first step, and its minimum where a run changes to kstep.",
+        1e-8, description="kstep: initial second moment, and its minimum when a run changes to kstep."
     )
     alpha: Annotated[Number, Field(gt=0, le=1)] = Field(
-        0.5, description="easgd, ma, bmuf: how far a synchronisation draws a replica to the common value, 0 to 1."
+        0.5, description="easgd, ma, bmuf: how far a synchronisation moves a replica to the common value, from 0 to 1."
     )
     sync_every: PositiveInt | None = Field(
         None,
-        description="easgd, ma, bmuf: iterations between synchronisations, in the background at least; default: 5, "
-        "in the background 1.",
+        description="easgd, ma, bmuf: iterations between synchronisations, a minimum with `background`. Default: 5, or "
+        "1 with `background`.",
     )
     background: Bool = Field(
-        True, description="easgd, ma, bmuf: a thread synchronises, and training does not wait for it."
+        True, description="easgd, ma, bmuf: synchronise in a separate thread while training continues."
     )
-    eta: PositiveFloat = Field(1.0, description="bmuf: the global model's step towards the mean of the replicas.")
-    momentum: Beta = Field(0.0, description="bmuf: momentum of these steps.")
-    nesterov: Bool = Field(False, description="bmuf: the momentum looks ahead (DiLoCo's outer step).")
+    eta: PositiveFloat = Field(1.0, description="bmuf: step size of the global model towards the mean of the replicas.")
+    momentum: Beta = Field(0.0, description="bmuf: momentum of the global model's steps.")
+    nesterov: Bool = Field(False, description="bmuf: use Nesterov momentum (the outer step of DiLoCo).")
 
     @property
     def iterations_between(self) -> int:

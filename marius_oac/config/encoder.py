@@ -14,8 +14,8 @@ from marius_oac.config.sections import Beta, Bool, DenseOptimizerConfig, Name, N
 from marius_oac.types import present
 
 Neighbors = Annotated[int, Field(gt=0, lt=1 << 31, strict=True)] | Literal["all"]
-_NEIGHBORS = Field(10, description="Neighbours that a batch draws for each node, or all.")
-_DIMENSION = "default: model.dimension, and in the last layer of a classification one per class."
+_NEIGHBORS = Field(10, description="Number of neighbours sampled for each node, or all.")
+_DIMENSION = "Default: model.dimension; in the last layer of a classifier, the number of classes."
 
 
 class SageConfig(Section):
@@ -23,10 +23,11 @@ class SageConfig(Section):
 
     kind: Literal["sage"] = Field(description="A GraphSAGE layer.")
     neighbors: Neighbors = _NEIGHBORS
-    dimension: Width | None = Field(None, description=f"Floats of an output; {_DIMENSION}")
+    dimension: Width | None = Field(None, description=f"Dimension of the output, in floats. {_DIMENSION}")
     aggregator: Literal["mean", "gcn"] = Field(
         "mean",
-        description="mean: mean of the neighbours, concatenated with the node itself; gcn: mean of both together.",
+        description="mean: mean of the neighbours, concatenated with the node itself. gcn: mean of the neighbours and "
+        "the node.",
     )
 
     def width(self, last: bool) -> int:
@@ -37,14 +38,16 @@ class SageConfig(Section):
 class GatConfig(Section):
     """A GAT layer."""
 
-    kind: Literal["gat"] = Field(description="A graph attention layer.")
+    kind: Literal["gat"] = Field(description="A graph attention (GAT) layer.")
     neighbors: Neighbors = _NEIGHBORS
-    dimension: Width | None = Field(None, description=f"Floats of each head's output; {_DIMENSION}")
-    heads: Width = Field(4, description="Attention heads.")
+    dimension: Width | None = Field(None, description=f"Dimension of each head's output, in floats. {_DIMENSION}")
+    heads: Width = Field(4, description="Number of attention heads.")
     merge: Literal["concat", "mean"] | None = Field(
-        None, description="Heads side by side, or their mean; default: the mean in the last layer."
+        None, description="How the outputs of heads are combined. Default: concat, and mean in the last layer."
     )
-    attend_to_self: Bool = Field(True, description="Whether a node is one of its own neighbours.")
+    attend_to_self: Bool = Field(
+        True, description="Whether each node attends to itself. If false, only nodes with an edge to themselves do."
+    )
 
     def merged(self, last: bool) -> Literal["concat", "mean"]:
         """`merge`, or its default."""
@@ -61,7 +64,7 @@ class ModuleConfig(Section):
     kind: Literal["module"] = Field(description="A layer of your own.")
     neighbors: Neighbors = _NEIGHBORS
     module: Annotated[Name, MODULE] = Field(
-        description="FILE.py:NAME, a function or class that makes the layer from the width of its input."
+        description="FILE.py:NAME, a function or class that creates the layer from the width of its input."
     )
 
 
@@ -75,18 +78,21 @@ class EncoderConfig(Section):
         min_length=1, description="Layers, from the outermost neighbours to the node itself."
     )
     direction: Literal["in", "out", "both"] = Field(
-        "both", description="in: neighbours are where edges to a node come from; out: where its edges lead to; both."
+        "both",
+        description="Edges that define the neighbours of a node. in: incoming. out: outgoing. both: all its edges.",
     )
     embeddings: Annotated[NonNegativeInt, Field(le=1 << 20)] | None = Field(
         None,
-        description="Floats of each node's trained row; 0: no rows. Default: model.dimension, and 0 "
-        "where there are features.",
+        description="Dimension of the trained row of each node, in floats. 0: no rows. Default: model.dimension, or 0 "
+        "if there are features.",
     )
     features: Annotated[Name | None, FILE] = Field(
         None, description="Parquet file with the columns `name` and `features`, a list of floats for each node."
     )
-    dropout: Beta = Field(0.0, description="Dropout probability of each layer's inputs in training.")
-    sampler: Literal["own", "dgl"] = Field("own", description="Neighbour sampler: own, or dgl, an optional dependency.")
+    dropout: Beta = Field(0.0, description="Dropout probability of each layer's inputs during training.")
+    sampler: Literal["own", "dgl"] = Field(
+        "own", description="Neighbour sampler: own, or dgl, which needs the package DGL."
+    )
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
 
     def resolved(self, dimension: int, last: int | None = None) -> EncoderConfig:

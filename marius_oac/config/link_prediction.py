@@ -21,6 +21,7 @@ from marius_oac.config.parts import (
     values_of,
 )
 from marius_oac.config.sections import (
+    EARLY_STOPPING,
     Bool,
     EarlyStoppingConfig,
     Fraction,
@@ -43,21 +44,28 @@ class ModelConfig(Section):
 
     decoder: DecoderName = Field(
         DEFAULT_DECODER,
-        description=f"Score function of an edge; default for a graph without relations: {WITHOUT_RELATIONS}. "
+        description=f"Score function of an edge. Default for a graph without relations: {WITHOUT_RELATIONS}. "
         + values_of(DECODERS),
     )
     dimension: Width = Field(
         100,
-        description="Floats per entity, as the score function sees it; complex and rotate use two floats a number.",
+        description="Dimension of the embeddings that the score function takes, in floats. complex and rotate use two "
+        "floats per complex number.",
     )
-    norm: Annotated[Literal[1, 2], BeforeValidator(no_bool)] = Field(2, description="TransE's distance: L1 or L2.")
-    reciprocal: Bool = Field(False, description="Add each edge reversed, with an inverse relation; replace tails only.")
+    norm: Annotated[Literal[1, 2], BeforeValidator(no_bool)] = Field(
+        2, description="transe: norm of the distance, 1 (L1) or 2 (L2)."
+    )
+    reciprocal: Bool = Field(
+        False, description="Add the reverse of each edge with an inverse relation, and corrupt tails only."
+    )
     init: InitialName = Field(
         "normal",
-        description="Distribution of the rows' initial values. "
-        + values_of(INITIALS, "FILE.py:NAME, a function of your own (relations: normal)"),
+        description="Distribution of initial embeddings. "
+        + values_of(INITIALS, "FILE.py:NAME, a function of your own for nodes (relations use normal)"),
     )
-    init_scale: PositiveFloat = Field(1e-3, description="Half-width (uniform) or standard deviation (normal).")
+    init_scale: PositiveFloat = Field(
+        1e-3, description="Half-width (uniform) or standard deviation (normal) of initial embeddings."
+    )
 
     @property
     def relation_init(self) -> str:
@@ -74,10 +82,16 @@ class ModelConfig(Section):
 class NegativesConfig(Section):
     """`training.negatives`."""
 
-    count: PositiveInt = Field(500, description="Negatives shared by all edges of a chunk, per side.")
-    chunks: PositiveInt = Field(1, description="Chunks that a batch is split into; each has its own negatives.")
-    degree_fraction: Fraction = Field(0.0, description="Share of negatives drawn by degree; the rest are uniform.")
-    all: Bool = Field(False, description="Every entity is a negative (count, chunks, degree_fraction are not used).")
+    count: PositiveInt = Field(
+        500, description="Negatives per chunk and corrupted side (head, tail). All edges of a chunk share them."
+    )
+    chunks: PositiveInt = Field(1, description="Chunks per batch. Each chunk has its own negatives.")
+    degree_fraction: Fraction = Field(
+        0.0, description="Fraction of negatives drawn in proportion to node degree. The rest are drawn uniformly."
+    )
+    all: Bool = Field(
+        False, description="Use every entity as a negative. count, chunks and degree_fraction are then ignored."
+    )
 
 
 class OrderingConfig(Section):
@@ -85,18 +99,19 @@ class OrderingConfig(Section):
 
     kind: Literal["shuffle", "beta", "comet"] = Field(
         "shuffle",
-        description="shuffle: any edge may be in any batch. beta, comet: edges and negatives come from the "
-        "partitions of nodes in a buffer: less is read from disk, and quality suffers.",
+        description="shuffle: a batch may contain any edges. beta, comet: edges and negatives come from the "
+        "node partitions in a buffer; less is read from disk, but quality is lower.",
     )
     partitions: Annotated[int, Field(ge=3, le=1024, strict=True)] | None = Field(
-        None, description="beta, comet: partitions of nodes, each of consecutive ids."
+        None, description="beta, comet: number of node partitions, each a range of consecutive ids."
     )
     buffer: Annotated[int, Field(ge=2, strict=True)] | None = Field(
-        None, description="beta, comet: partitions in the buffer, fewer than all."
+        None, description="beta, comet: number of partitions in the buffer, fewer than `partitions`."
     )
     logical: Annotated[int, Field(ge=3, strict=True)] | None = Field(
         None,
-        description="comet: groups of partitions, drawn every epoch, that move as one; default: 2 partitions / buffer.",
+        description="comet: number of groups of partitions. A group is loaded as a unit, and groups are redrawn every "
+        "epoch. Default: 2 * partitions / buffer.",
     )
 
     @property
@@ -146,47 +161,57 @@ class LossConfig(Section):
     """`training.loss`."""
 
     kind: LossName = Field("softmax", description=f"Training loss. {values_of(LOSSES)}")
-    margin: PositiveFloat = Field(1.0, description="Margin of margin ranking, gamma of self-adversarial sampling.")
-    temperature: PositiveFloat = Field(1.0, description="Temperature of self-adversarial weights.")
+    margin: PositiveFloat = Field(1.0, description="margin: the margin. self_adversarial: gamma.")
+    temperature: PositiveFloat = Field(
+        1.0, description="self_adversarial: factor of the scores in the softmax that weights negatives."
+    )
 
 
 class RegularizationConfig(Section):
     """`training.regularization`."""
 
-    kind: Literal["none", "l2", "n3"] = Field("none", description="Penalty on the embeddings of a batch's edges.")
-    weight: NonNegativeFloat = Field(0.0, description="Factor of the penalty, averaged over the batch.")
+    kind: Literal["none", "l2", "n3"] = Field(
+        "none", description="Penalty on the embeddings of a batch's edges. l2: sum of squares. n3: sum of cubed moduli."
+    )
+    weight: NonNegativeFloat = Field(0.0, description="Weight of the penalty, which is averaged over the batch.")
 
 
 class TrainingConfig(Section):
     """`training` of link prediction."""
 
-    epochs: PositiveInt = Field(10, description="Passes over the training edges.")
+    epochs: PositiveInt = Field(10, description="Number of passes over the training edges.")
     batch_size: PositiveInt = Field(1000, description="Edges per batch.")
     ordering: OrderingConfig = OrderingConfig()
     negatives: NegativesConfig = NegativesConfig()
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
+    early_stopping: EarlyStoppingConfig | None = EARLY_STOPPING
 
 
 class EvaluationConfig(Section):
     """`evaluation` of link prediction."""
 
-    every: NonNegativeInt = Field(1, description="Epochs between evaluations on the validation set; 0: never.")
-    candidates: Literal["all"] | PositiveInt = Field(
-        "all", description="Rank against all entities, or against so many drawn ones."
+    every: NonNegativeInt = Field(
+        1, description="Epochs between evaluations on the validation set. The last epoch is always evaluated. 0: never."
     )
-    degree_fraction: Fraction = Field(0.0, description="Share of drawn candidates that are drawn by degree.")
-    filtered: Bool = Field(True, description="Leave other known true answers out of the ranking.")
+    candidates: Literal["all"] | PositiveInt = Field(
+        "all", description="Entities that each answer is ranked against: all, or this many drawn at random."
+    )
+    degree_fraction: Fraction = Field(
+        0.0, description="Fraction of drawn candidates drawn in proportion to node degree."
+    )
+    filtered: Bool = Field(
+        True, description="Also compute filtered metrics, which exclude other known answers from the ranking."
+    )
     max_edges: NonNegativeInt = Field(
         10_000,
-        description="Edges to validate on between epochs, drawn by the seed, the same each time; 0: all. The final "
-        "results use all.",
+        description="Maximum number of validation edges between epochs: a fixed sample, drawn with the seed. 0: all. "
+        "Final results always use all edges.",
     )
-    memory: PositiveInt = Field(256, description="MiB of scores held at once.")
+    memory: PositiveInt = Field(256, description="Memory for blocks of scores, in MiB.")
     metrics: OwnMetrics = Field(
-        (), description="More metrics: FILE.py:NAME of functions of your own, each from ranks to a number."
+        (), description="Additional metrics, FILE.py:NAME: functions of your own from ranks to a number."
     )
 
 
@@ -198,12 +223,12 @@ class Config(BaseConfig):
     how_to_ask = "was trained for link prediction: name an entity with --head or --tail"
 
     task: Literal["graph"] = Field(
-        "graph", description="graph: link prediction; node_classification: classes of nodes; ctr: click-through rates."
+        "graph", description="graph: link prediction. node_classification: classes of nodes. ctr: click-through rates."
     )
     data: GraphDataConfig
     model: ModelConfig = ModelConfig()
     encoder: EncoderConfig | None = Field(
-        None, description="Layers between the nodes' rows and the score function; default: none."
+        None, description="Encoder between the nodes' rows and the score function. Default: none."
     )
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

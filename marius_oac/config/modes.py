@@ -17,27 +17,32 @@ class ModesConfig(Section):
     """`nodes.mode_options`: settings of the modes other than sync."""
 
     parts: PositiveInt | None = Field(
-        None,
-        description="Local batches that a global batch, `training.batch_size`, is cut into; default: one per trainer.",
+        None, description="Local batches per global batch (`training.batch_size`). Default: one per trainer."
     )
     window: PositiveInt = Field(
-        1, description="Batches of a trainer between pull and push; more of them make gradients staler."
+        1,
+        description="Maximum number of a trainer's batches between pull and push. More batches make gradients staler.",
     )
     decay: Literal["threshold", "polynomial", "exponential"] = Field(
         "threshold",
         description="gba: weight of a gradient that is s > 0 steps stale. threshold: 1 up to `threshold` steps, then "
         "0. polynomial: (1 + s) ** -power. exponential: rate ** s.",
     )
-    threshold: NonNegativeInt = Field(3, description="gba, threshold: steps.")
-    power: PositiveFloat = Field(1.0, description="gba, polynomial: the exponent.")
-    rate: Annotated[Number, Field(gt=0, le=1)] = Field(0.5, description="gba, exponential: the base.")
+    threshold: NonNegativeInt = Field(
+        3, description="gba with decay threshold: largest staleness that has weight 1, in steps."
+    )
+    power: PositiveFloat = Field(1.0, description="gba with decay polynomial: exponent.")
+    rate: Annotated[Number, Field(gt=0, le=1)] = Field(0.5, description="gba with decay exponential: base.")
     rows_over: Literal["gradients", "holders"] = Field(
         "gradients",
-        description="Divisor of the sum of a row's gradients. gradients: all gradients of the step, as in sync. "
-        "holders: those that hold the row, as in the GBA paper, which needs another learning rate.",
+        description="Divisor of the sum of a row's gradients. gradients: the number of gradients in the step, as in "
+        "sync. holders: the number of gradients that include the row, as in the GBA paper; it needs another"
+        " learning rate.",
     )
-    ahead: NonNegativeInt = Field(2, description="hop-bs: how many batches a trainer may be ahead of the slowest one.")
-    gradients: PositiveInt = Field(20, description="bsp: gradients that make a step.")
+    ahead: NonNegativeInt = Field(
+        2, description="hop-bs: maximum number of batches that a trainer may be ahead of the slowest one."
+    )
+    gradients: PositiveInt = Field(20, description="bsp: number of gradients per step.")
     backups: NonNegativeInt = Field(1, description="hop-bw: number of slowest trainers that a step does not wait for.")
 
     def rules(self) -> dict[str, Any]:
@@ -49,8 +54,8 @@ class ModesConfig(Section):
 class SwitchConfig(Section):
     """One planned change of the mode, from a global batch on."""
 
-    at: PositiveInt = Field(description="The first global batch in that mode.")
-    mode: ModeName = Field(description="As `nodes.mode`.")
+    at: PositiveInt = Field(description="First global batch in this mode.")
+    mode: ModeName = Field(description="Mode, as in `nodes.mode`.")
 
 
 class LoadConfig(Section):
@@ -60,19 +65,19 @@ class LoadConfig(Section):
         description="Numbers of the slow trainers, from 0, in the order of nodes.yaml."
     )
     factor: Annotated[Number, Field(ge=1)] = Field(
-        1.0, description="Factor by which a batch takes longer; factors of overlapping entries are multiplied."
+        1.0, description="Factor by which a batch takes longer. The factors of overlapping entries are multiplied."
     )
     seconds: NonNegativeFloat = Field(
-        0.0, description="Least seconds of a batch at full speed: emulates a separate machine."
+        0.0, description="Minimum duration of a batch at full speed, in seconds. It emulates a separate machine."
     )
     begin: NonNegativeFloat = Field(
         0.0, description="Start of the slowdown, in seconds since the process began its first batch."
     )
     end: PositiveFloat | None = Field(
-        None, description="End of the slowdown, in the same seconds; default: the end of the run."
+        None, description="End of the slowdown, in seconds since the same moment. Default: the end of the run."
     )
     period: PositiveFloat | None = Field(
-        None, description="Seconds after which the slowdown repeats; default: it does not."
+        None, description="Period after which the slowdown repeats, in seconds. Default: it does not repeat."
     )
 
     @model_validator(mode="after")
@@ -87,11 +92,13 @@ class LoadConfig(Section):
 class AutoConfig(Section):
     """The rules by which mode auto changes."""
 
-    every: PositiveInt = Field(50, description="auto: global batches between two decisions; training pauses for each.")
-    margin: NonNegativeFloat = Field(
-        0.03, description="auto: gain in global examples/s at which gba is used instead of sync; 0.03 is 3 %."
+    every: PositiveInt = Field(
+        50, description="auto: global batches between decisions. Training pauses for each decision."
     )
-    patience: PositiveInt = Field(2, description="auto: decisions in a row that must favour a switch.")
+    margin: NonNegativeFloat = Field(
+        0.03, description="auto: gain in global examples/s above which gba is preferred to sync. 0.03 is 3 %."
+    )
+    patience: PositiveInt = Field(2, description="auto: consecutive decisions that must favour a switch.")
 
 
 class NodesConfig(Section):
@@ -99,30 +106,31 @@ class NodesConfig(Section):
 
     packing: Literal["measured", "even"] = Field(
         "measured",
-        description="How rows are placed on nodes. measured: by the look-ups of the first batches, so that the load "
-        "is even. even: by the hash of the key alone. Both respect `shards`, `memory` and `disk` of nodes.yaml.",
+        description="How rows are placed on nodes. measured: by the lookups of the first batches, to balance the load. "
+        "even: by the hash of the key alone. Both respect `shards`, `memory` and `disk` of nodes.yaml.",
     )
     mode: Literal[ModeName, "auto"] = Field(
         "sync",
-        description="sync: all trainers compute a slice of every global batch (with `pipeline.mode: async` each at its "
-        "own pace). The other modes dispatch local batches to trainers that are free. gba: a step takes as many "
-        "gradients as a global batch has, and late ones decay, so sync's learning rates hold. async: each gradient is "
-        "a step. bsp: a step takes `gradients`. hop-bs: as async, with a bounded lead. hop-bw: as sync, without the "
-        "slowest. auto: sync or gba, whichever should train more examples per second, by measurement.",
+        description="sync: each trainer computes a slice of every global batch (with `pipeline.mode: async` at its own "
+        "pace). The other modes dispatch local batches to free trainers. gba: a step takes as many "
+        "gradients as a global batch has local batches; late gradients have less weight, so the learning "
+        "rates of sync still fit. async: each gradient is a step. bsp: a step takes a fixed number of "
+        "gradients. hop-bs: async with a bounded lead. hop-bw: sync without the slowest trainers. auto: "
+        "sync or gba, whichever is expected to be faster by measurement.",
     )
     parts: PositiveInt | None = Field(
         None,
-        description="Virtual parts that each global batch is cut into in lockstep. A part's gradients, random numbers "
-        "and batch norm depend on the part, not on the trainer, so up to this many trainers end with the same bits. "
-        "null: off, and results depend on the number of trainers.",
+        description="Virtual parts of each global batch in lockstep. Gradients, random numbers and batch norm depend on"
+        " the part and not on the trainer, so any number of trainers up to this gives the same bits. null: "
+        "off; results depend on the number of trainers.",
     )
     auto: AutoConfig = AutoConfig()
     switch: tuple[SwitchConfig, ...] = Field(
-        (), description="Later modes: the global batch `at` which each begins, and its `mode`."
+        (), description="Mode changes during the run: each entry has the first global batch, `at`, and the `mode`."
     )
     mode_options: ModesConfig = ModesConfig()
     load: tuple[LoadConfig, ...] = Field(
-        (), description="Trainers to slow down, for tests and measurements; the summary records it."
+        (), description="Trainers to slow down, for tests and measurements. The summary records them."
     )
     dense: DenseConfig = DenseConfig()
 

@@ -11,6 +11,7 @@ from marius_oac.config.encoder import EncoderConfig
 from marius_oac.config.named_files import FILE
 from marius_oac.config.parts import INITIALS, InitialName, values_of
 from marius_oac.config.sections import (
+    EARLY_STOPPING,
     EarlyStoppingConfig,
     GraphDataConfig,
     Name,
@@ -29,38 +30,46 @@ class LabelledDataConfig(GraphDataConfig):
     """`data` of node classification: a graph with labels."""
 
     labels: Annotated[Name, FILE] = Field(
-        description="Classes of nodes: .csv, .tsv (also .gz) or .parquet with the columns `name`, `label` and `split`."
+        description="Labels of nodes: a .csv, .tsv (also .gz) or .parquet file with the columns `name`, `label` and "
+        "`split`."
     )
 
 
 class ClassesModelConfig(Section):
     """`model` of node classification."""
 
-    dimension: Width = Field(64, description="Floats of a layer's output, unless the layer sets its own.")
+    dimension: Width = Field(
+        64, description="Dimension of nodes' rows and layers' outputs, in floats, unless `encoder` sets others."
+    )
     init: InitialName = Field(
         "normal",
-        description="Distribution of the rows' initial values. "
+        description="Distribution of initial embeddings. "
         + values_of(INITIALS, "FILE.py:NAME, a function of your own"),
     )
-    init_scale: PositiveFloat = Field(1e-1, description="Half-width (uniform) or standard deviation (normal).")
+    init_scale: PositiveFloat = Field(
+        1e-1, description="Half-width (uniform) or standard deviation (normal) of initial embeddings."
+    )
 
 
 class ClassesTrainingConfig(Section):
     """`training` of node classification."""
 
-    epochs: PositiveInt = Field(10, description="Passes over the nodes to train on.")
+    epochs: PositiveInt = Field(10, description="Number of passes over the training nodes.")
     batch_size: PositiveInt = Field(1000, description="Nodes per batch.")
     optimizer: OptimizerConfig = OptimizerConfig()
-    early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
+    early_stopping: EarlyStoppingConfig | None = EARLY_STOPPING
 
 
 class ClassesEvaluationConfig(Section):
     """`evaluation` of node classification."""
 
-    every: NonNegativeInt = Field(1, description="Epochs between evaluations on the nodes to validate on; 0: never.")
-    memory: PositiveInt = Field(256, description="MiB for encoding all nodes.")
+    every: NonNegativeInt = Field(
+        1,
+        description="Epochs between evaluations on the validation nodes. The last epoch is always evaluated. 0: never.",
+    )
+    memory: PositiveInt = Field(256, description="Memory for encoding all nodes, in MiB.")
     metrics: OwnMetrics = Field(
-        (), description="More metrics: FILE.py:NAME of functions of your own, each from classes and scores to a number."
+        (), description="Additional metrics, FILE.py:NAME: functions of your own from classes and scores to a number."
     )
 
 

@@ -91,26 +91,38 @@ class Section(BaseModel):
 class OptimizerConfig(Section):
     """A row optimizer."""
 
-    kind: RowOptimizerName = Field("adagrad", description=f"Row optimizer. {values_of(ROW_OPTIMIZERS)}")
-    learning_rate: PositiveFloat = Field(0.1, description="Step size of the tables' rows.")
-    relation_learning_rate: PositiveFloat | None = Field(None, description="Step size of relations; default: the same.")
-    epsilon: PositiveFloat = Field(1e-10, description="Added to the denominator (Adagrad, Adam).")
-    initial_accumulator: NonNegativeFloat = Field(0.0, description="Adagrad's accumulator before the first update.")
-    beta1: Beta = Field(0.9, description="Adam's decay of the first moment.")
-    beta2: Beta = Field(0.999, description="Adam's decay of the second moment.")
-    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
+    kind: RowOptimizerName = Field("adagrad", description=f"Optimizer of embedding rows. {values_of(ROW_OPTIMIZERS)}")
+    learning_rate: PositiveFloat = Field(0.1, description="Learning rate of embedding rows.")
+    relation_learning_rate: PositiveFloat | None = Field(
+        None, description="Learning rate of relation embeddings. Default: `learning_rate`."
+    )
+    epsilon: PositiveFloat = Field(
+        1e-10, description="adagrad, rowwise_adagrad, adam: added to the denominator for numerical stability."
+    )
+    initial_accumulator: NonNegativeFloat = Field(
+        0.0, description="adagrad, rowwise_adagrad: initial value of the accumulator."
+    )
+    beta1: Beta = Field(0.9, description="adam: decay rate of the first moment.")
+    beta2: Beta = Field(0.999, description="adam: decay rate of the second moment.")
+    decay: Annotated[Number, Field(gt=0, le=1)] = Field(
+        1.0, description="Factor applied to the learning rate after each epoch."
+    )
 
 
 class DenseOptimizerConfig(Section):
     """The optimizer of a network's parameters."""
 
-    kind: Literal["sgd", "adagrad", "adam"] = Field("adam", description="Optimizer of the network.")
-    learning_rate: PositiveFloat = Field(1e-3, description="Step size of the network.")
-    epsilon: PositiveFloat = Field(1e-8, description="Added to the denominator (Adagrad, Adam).")
-    beta1: Beta = Field(0.9, description="Adam's decay of the first moment.")
-    beta2: Beta = Field(0.999, description="Adam's decay of the second moment.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the network's weights, half its factor.")
-    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
+    kind: Literal["sgd", "adagrad", "adam"] = Field("adam", description="Optimizer of the network's parameters.")
+    learning_rate: PositiveFloat = Field(1e-3, description="Learning rate of the network's parameters.")
+    epsilon: PositiveFloat = Field(1e-8, description="adagrad, adam: added to the denominator for numerical stability.")
+    beta1: Beta = Field(0.9, description="adam: decay rate of the first moment.")
+    beta2: Beta = Field(0.999, description="adam: decay rate of the second moment.")
+    weight_decay: NonNegativeFloat = Field(
+        0.0, description="L2 penalty: adds half of this times the sum of squared parameters to the loss."
+    )
+    decay: Annotated[Number, Field(gt=0, le=1)] = Field(
+        1.0, description="Factor applied to the learning rate after each epoch."
+    )
 
 
 class ComputeConfig(Section):
@@ -118,33 +130,37 @@ class ComputeConfig(Section):
 
     products: Literal["auto", "torch", "numpy"] = Field(
         "auto",
-        description="Library that multiplies a training step's matrices on the CPU: torch (oneDNN, MKL) or numpy "
-        "(OpenBLAS). auto: the faster one on the run's own shapes, measured as it begins (torch if it leads by 15 %). "
-        "The run keeps it, since last bits depend on it. Evaluations are always NumPy's.",
+        description="CPU library for matrix products in training: torch (oneDNN, MKL) or numpy (OpenBLAS). auto: the "
+        "faster one for the shapes of the run, measured once per machine (torch if it is at least 15 % faster). A run "
+        "keeps its library, because the last bits of results depend on it. Evaluation always uses NumPy.",
     )
     precision: Literal["float32", "tf32", "bfloat16"] = Field(
         "float32",
-        description="Precision of what a training step's matrix products multiply; rows, sums and optimizers are "
-        "float32. bfloat16: on a GPU, or on a CPU with AVX-512 BF16, where products of many small matrices stay "
-        "float32. tf32: on a GPU. Evaluations are always float32.",
+        description="Precision of the inputs of matrix products in training. Rows, sums and optimizers are float32. "
+        "bfloat16 needs a GPU, or a CPU with AVX-512 BF16; on a CPU, batched products of small matrices "
+        "stay float32. tf32 needs a GPU. Evaluation always uses float32.",
     )
 
 
 class LinkConfig(Section):
     """A simulated link between host and device."""
 
-    bandwidth: PositiveFloat = Field(description="GB/s in each direction.")
-    latency: NonNegativeFloat = Field(0.0, description="Microseconds per transfer.")
+    bandwidth: PositiveFloat = Field(description="Bandwidth in each direction, in GB/s.")
+    latency: NonNegativeFloat = Field(0.0, description="Latency of each transfer, in microseconds.")
 
 
 class WorkersConfig(Section):
     """The number of threads of each stage; `auto`: by measurement, 1 to `MOST_WORKERS`."""
 
-    plan: Workers | Auto = Field("auto", description="Threads that make batches; auto: by measurement, 4 at most.")
+    plan: Workers | Auto = Field(
+        "auto",
+        description="Threads that create batches. auto, for every stage: tuned while training, from 1 to 4; 1 if "
+        "`in_flight: auto` is fixed.",
+    )
     read: Workers | Auto = Field("auto", description="Threads that read rows from the store.")
-    upload: Workers | Auto = Field("auto", description="Threads that move rows to the device.")
-    download: Workers | Auto = Field("auto", description="Threads that move rows back.")
-    write: Workers | Auto = Field("auto", description="Threads that commit rows to the store.")
+    upload: Workers | Auto = Field("auto", description="Threads that copy rows to the device.")
+    download: Workers | Auto = Field("auto", description="Threads that copy rows back from the device.")
+    write: Workers | Auto = Field("auto", description="Threads that write rows to the store.")
 
 
 def _all_auto(value: Any) -> Any:
@@ -157,26 +173,30 @@ class PipelineConfig(Section):
 
     mode: Literal["sync", "async", "async-delta", "oac"] = Field(
         "oac",
-        description="sync: one batch at a time. oac: many in flight, with the bits of sync. async, async-delta: many "
-        "in flight, stale rows.",
+        description="oac: many batches in flight, with results bit-identical to sync. sync: one batch at a time. async:"
+        " many batches in flight, with stale rows; updates can be lost. async-delta: as async, but no "
+        "update is lost.",
     )
     order: Annotated[Name, Named("file", words=("plan", "arrival"))] = Field(
         "plan",
-        description="Order in which batches compute: plan, arrival, or the path of an order.npy that a run has "
-        "recorded.",
+        description="Order in which batches are computed: plan (the planned order), arrival (the order in which they "
+        "arrive), or the path of an order.npy recorded by a run.",
     )
     in_flight: AtOnce | Auto = Field(
         "auto",
-        description="Batches in flight; sync always has 1. auto: by measurement while training, with the same bits; 4 "
-        "where the number changes results (async, async-delta, order arrival) and over nodes.",
+        description="Number of batches in flight; always 1 with sync. auto: tuned while training, with the same "
+        "results; fixed at 4 where the number would change results (async, async-delta, order: arrival) and on several "
+        "nodes.",
     )
     most_in_flight: AtOnce = Field(
-        16, description="in_flight auto: no more than that; a run lowers it where memory is short."
+        16, description="Upper limit for `in_flight: auto`. A run lowers it if memory is short."
     )
     workers: Annotated[WorkersConfig, BeforeValidator(_all_auto, json_schema_input_type=Auto | WorkersConfig)] = (
         WorkersConfig()
     )
-    link: LinkConfig | None = Field(None, description="Emulate a link to the device (for measurements on a CPU).")
+    link: LinkConfig | None = Field(
+        None, description="Emulated link to the device, for measurements on a CPU. Default: none."
+    )
 
     @property
     def adapts(self) -> bool:
@@ -220,20 +240,26 @@ class StorageConfig(Section):
     """`storage`: where rows are, and in which type."""
 
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Type of stored values; optimizer state is always float32."
+        "float32", description="Data type of stored values. Optimizer state is always float32."
     )
     memory: Bytes | None = Field(
-        None, description="Memory for rows, such as 4GiB; the other rows stay on disk. Default: all rows are in memory."
+        None,
+        description="Memory for rows, such as 4GiB. The other rows are kept on disk. Default: all rows are in memory.",
     )
-    path: Files = Field((), description="Folders for rows on disk, one per device; default: a folder of the run.")
+    path: Files = Field((), description="Folders for rows on disk, one per device. Default: a folder of the run.")
     io: Literal["direct", "buffered", "mmap"] = Field(
         "direct",
-        description="direct: past the system's page cache; buffered: through it; mmap: the system alone decides what "
-        "is in memory (for measurements).",
+        description="I/O method for rows on disk. direct: direct I/O, which bypasses the page cache. buffered: I/O "
+        "through the page cache. mmap: memory-mapped files, for measurements; the operating system decides "
+        "what is in memory.",
     )
-    depth: AtOnce = Field(512, description="I/O requests in flight.")
-    look_ahead: AtOnce = Field(64, description="Batches that are planned ahead of those being fetched from disk.")
-    page: Bytes | None = Field(None, description="Bytes of a page, a multiple of 4KiB; default: by the rows' width.")
+    depth: AtOnce = Field(512, description="Maximum number of I/O requests in flight.")
+    look_ahead: AtOnce = Field(
+        64, description="Maximum number of batches planned ahead of the one being fetched from disk."
+    )
+    page: Bytes | None = Field(
+        None, description="Page size in bytes, a multiple of 4KiB. Default: chosen from the row size."
+    )
 
     @property
     def paged(self) -> bool:
@@ -261,27 +287,36 @@ class StorageConfig(Section):
 class CheckpointConfig(Section):
     """`checkpoint`: when checkpoints are saved, and how many are kept."""
 
-    every_epochs: PositiveInt = Field(1, description="Epochs between checkpoints; the last epoch always has one.")
-    every_batches: NonNegativeInt = Field(0, description="Also checkpoint after so many batches; 0: only at epochs.")
-    keep: PositiveInt = Field(2, description="Checkpoints kept beside the best one.")
+    every_epochs: PositiveInt = Field(
+        1, description="Epochs between checkpoints. Each evaluation and the end of the run also save one."
+    )
+    every_batches: NonNegativeInt = Field(0, description="Batches between additional checkpoints. 0: none.")
+    keep: PositiveInt = Field(2, description="Number of newest checkpoints to keep, in addition to the best one.")
 
 
 class MetricsConfig(Section):
     """`metrics`: how often metrics are written."""
 
-    every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl.")
+    every_batches: PositiveInt = Field(100, description="Batches between lines of metrics.jsonl.")
 
 
 class EarlyStoppingConfig(Section):
     """`training.early_stopping`."""
 
-    patience: PositiveInt = Field(description="Evaluations without improvement before training stops.")
-    min_delta: NonNegativeFloat = Field(0.0, description="Improvement of filtered MRR or AUC that counts.")
+    patience: PositiveInt = Field(description="Consecutive evaluations without improvement after which training stops.")
+    min_delta: NonNegativeFloat = Field(
+        0.0, description="Increase of MRR, AUC or accuracy (by task) that an improvement must exceed."
+    )
+
+
+EARLY_STOPPING: Any = Field(
+    None, description="Stop when validation stops improving; the best checkpoint is the result. Default: off."
+)
 
 
 class GraphDataConfig(Section):
     """`data` of a graph."""
 
     path: Annotated[Name, GRAPH] = Field(
-        description="Folder made by `marius-oac prepare`, or the name of an embedded data set (codex-s)."
+        description="Folder written by `marius-oac prepare`, or the name of an embedded data set (codex-s)."
     )

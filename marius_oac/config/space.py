@@ -92,20 +92,22 @@ Values = Annotated[
 class SpaceConfig(Section):
     """All of such a file."""
 
-    seed: NonNegativeInt = Field(0, description="Seed of the search; each trial draws by it and its own number.")
-    sampler: Literal["tpe", "gp", "cmaes", "random"] = Field(
-        "tpe", description="Optuna's sampler: tpe, gp (needs scipy), cmaes (needs cmaes), random."
+    seed: NonNegativeInt = Field(
+        0, description="Seed of the search. Each trial draws from the seed and its own number."
     )
-    startup: PositiveInt = Field(10, description="Trials that are drawn at random before tpe, gp or cmaes chooses.")
+    sampler: Literal["tpe", "gp", "cmaes", "random"] = Field(
+        "tpe", description="Optuna sampler: tpe, gp (needs scipy), cmaes (needs cmaes) or random."
+    )
+    startup: PositiveInt = Field(10, description="Number of random trials before tpe, gp or cmaes chooses.")
     pruner: Literal["median", "halving", "none"] = Field(
         "median",
-        description="Stops a trial early. median: it is worse than half of the others were at that epoch. halving: it "
-        "is not among the best quarter after 1, 4, 16 ... evaluations.",
+        description="When to stop a trial early. median: it is worse than the median of the other trials at the same "
+        "epoch. halving: it is not in the best quarter after 1, 4, 16, ... evaluations. none: never.",
     )
     space: dict[str, Values] = Field(
         min_length=1,
-        description="Keys of the config. A list of values, or {low, high} with `log: true` or a `step`; between two "
-        "integers only integers are tried.",
+        description="Keys of the configuration, each with a list of values, or with {low, high} and optionally `log: "
+        "true` or a `step`. Between two integers, only integers are tried.",
     )
 
     @classmethod
