@@ -122,6 +122,8 @@ class ZmqClient(ZmqEndpoint, Client):
                 raise self._error
             if not self._inbox:
                 self._connection.check()
+                if self._ready() & POLLIN:  # a look at the connection may have reset the descriptor after the last one
+                    present(self._watcher).wake()
                 return None
             frames = self._received()[1]
             # Taking this in may have reset the descriptor before more came, or the end.

@@ -1,6 +1,7 @@
 """One thread that receives from several clients, and what these share: ZeroMQ's context."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -199,6 +200,24 @@ def test_what_a_sender_took_in_is_told_to_the_receiver(wires):
             while not client._inbox:
                 client._take_in_all()
         assert content(outcome_of(*waiting).frames) == [b"x"]
+
+
+def test_what_comes_between_the_last_reading_and_the_look_at_the_connection_is_received(wires, monkeypatch):
+    wires.timeout = 4 * PATIENCE  # it is not looked at by itself meanwhile
+    server, client = wires.pair(0)
+    looks, real = [], client._look
+
+    def look():
+        if not looks.append(1) and len(looks) == 1:
+            server.send(0, [b"x"])
+            poll = select.poll()
+            poll.register(client._socket.fileno(), select.POLLIN)
+            assert poll.poll(1000 * SOON)
+        real()
+
+    monkeypatch.setattr(client, "_look", look)
+    with closing(Receiver([client])) as receiver:
+        assert content(outcome_of(*beside(receiver.receive)).frames) == [b"x"]
 
 
 @pytest.mark.parametrize("reads", ["_ready", "_rest"])
