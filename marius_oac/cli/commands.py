@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from marius_oac.nodes.launch.cluster import Place
     from marius_oac.nodes.launch.launch import Request
 
-_PREDICT = (
-    "The likeliest tails of (head, relation, ?), heads of (?, relation, tail), classes of a node; of clicks, "
-    "probabilities."
-)
+_PREDICT = "Predict tails of (head, relation, ?), heads of (?, relation, tail), node classes or click probabilities."
 
 
 class Parser(argparse.ArgumentParser):
@@ -274,61 +271,63 @@ def _parser() -> Parser:
         added.set_defaults(function=function)
         return added
 
-    add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
-    add_init(command("init", _init, "Write a config to start from, for a click log or a graph of your own."))
-    command("datasets", _datasets, "List the known data sets: address, format, licence.")
-    add_config(command("config", _config, "List every key of the config and of nodes.yaml: default and meaning."))
-    add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
-    add_check(command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not."))
-    training = command("train", _train, "Train a graph's embeddings, classes of its nodes, or a model of clicks.")
-    resuming = command("resume", _resume, "Go on after Ctrl-C or a crash, or for more epochs.")
+    add_prepare(command("prepare", _prepare, "Prepare a graph folder from edge files or a known data set."))
+    add_init(command("init", _init, "Write a first configuration for a click log or a graph."))
+    command("datasets", _datasets, "List known data sets: address, format and licence.")
+    add_config(command("config", _config, "List all keys of the configuration and nodes.yaml: default and meaning."))
+    add_topology(command("topology", _topology, "Show the machine's cores, memory and devices, and a run's binding."))
+    add_check(command("nodes", _nodes, "Check whether nodes can train together (exit code: 0 yes, 1 no)."))
+    training = command("train", _train, "Train graph embeddings, a node classifier or a click model.")
+    resuming = command("resume", _resume, "Resume a run after Ctrl-C or a crash, or train more epochs.")
     _add_training(training, resuming)
-    tuning = command("tune", _tune, "Search settings: trials chosen by Optuna, compared on valid, stopped early.")
+    tuning = command("tune", _tune, "Search hyperparameters with Optuna, by results on validation data.")
     add_tune(tuning)
     _add_set(tuning)
-    kuberay = command("kuberay", print_manifest, "Print the manifest of a run as a job of Ray on Kubernetes.")
+    kuberay = command("kuberay", print_manifest, "Print a Kubernetes manifest that trains as a Ray job (KubeRay).")
     add_kuberay(kuberay)
     _add_set(kuberay)
-    attaching = command("attach", _attach, "Train in a run over nodes that dispatches batches; detach with Ctrl-C.")
-    attaching.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `elastic_workers`")
+    attaching = command("attach", _attach, "Attach to a run on several nodes as a worker. Ctrl-C detaches.")
+    attaching.add_argument("nodes", type=Path, help="nodes.yaml of the run, with `elastic_workers` set")
     _add_set(attaching)
-    scaling = command("scale", _scale, "Have a run with nodes.parts go on with more trainers or fewer, at once.")
-    scaling.add_argument("run", type=Path, help="folder of the run, which trains on this machine (--local-nodes)")
-    scaling.add_argument("trainers", type=int, metavar="N", help="how many train from then on: 1 to nodes.parts")
-    evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; AUC, log loss.")
-    evaluating.add_argument("run", type=Path, help="folder of the run")
-    _add_data(evaluating, "evaluate these files of a click log instead")
+    scaling = command("scale", _scale, "Change the number of trainers of a running run with nodes.parts.")
+    scaling.add_argument("run", type=Path, help="run folder; the run must be training on this machine (--local-nodes)")
+    scaling.add_argument("trainers", type=int, metavar="N", help="new number of trainers, from 1 to nodes.parts")
+    evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; accuracy; AUC, log loss.")
+    evaluating.add_argument("run", type=Path, help="run folder")
+    _add_data(evaluating, "click log: files to evaluate instead of a split")
     evaluating.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
     _add_set(evaluating)
     predicting = command("predict", _predict, _PREDICT)
-    _add_data(predicting, "files of a click log: the probability of each example")
+    _add_data(predicting, "click log: files with the examples to predict")
     add_predict(predicting)
-    exporting = command("export", _export, "Write the embeddings with their names.")
-    exporting.add_argument("run", type=Path, help="folder of the run")
-    exporting.add_argument("--format", choices=("safetensors", "npy", "parquet"), default="safetensors")
-    exporting.add_argument("--out", type=Path, help="folder to write (default: RUN/export-FORMAT)")
-    comparing = command("compare", _compare, "Have two runs the same bits? Exit code 0 if so, 1 if not.")
-    comparing.add_argument("first", type=Path, help="folder of a run")
-    comparing.add_argument("second", type=Path, help="folder of the other")
-    add_report(command("report", make_report, "Make an HTML page of runs: curves, stages, what bound them, same bits?"))
-    add_watch(command("watch", watch_run, "Show a run while it trains, in the browser or (--text) in the terminal."))
-    verifying = command("verify", _verify, "Read every byte of a run; is it as it was written? Exit code 2 if not.")
-    verifying.add_argument("run", type=Path, help="folder of the run")
+    exporting = command("export", _export, "Export the embeddings with their names.")
+    exporting.add_argument("run", type=Path, help="run folder")
+    exporting.add_argument(
+        "--format", choices=("safetensors", "npy", "parquet"), default="safetensors", help="default: safetensors"
+    )
+    exporting.add_argument("--out", type=Path, help="output folder (default: RUN/export-FORMAT)")
+    comparing = command("compare", _compare, "Compare two runs bit by bit (exit code: 0 identical, 1 different).")
+    comparing.add_argument("first", type=Path, help="run folder")
+    comparing.add_argument("second", type=Path, help="run folder to compare it with")
+    add_report(command("report", make_report, "Write an HTML report of runs: curves, stages, comparison of results."))
+    add_watch(command("watch", watch_run, "Show a run while it trains, in the browser or terminal (--text)."))
+    verifying = command("verify", _verify, "Verify the checksums of a run (exit code: 0 intact, 2 damaged).")
+    verifying.add_argument("run", type=Path, help="run folder")
     _add_opening(commands.choices)
     return parser
 
 
 def _add_training(training: Parser, resuming: Parser) -> None:
-    training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
-    training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")
-    resuming.add_argument("run", type=Path, help="folder of the run")
+    training.add_argument("config", type=Path, help="configuration file (YAML)")
+    training.add_argument("--out", type=Path, help="run folder to create (default: runs/NAME, by the name of the data)")
+    resuming.add_argument("run", type=Path, help="run folder")
     training.add_argument(
-        "--progressive", action="store_true", help="a click log: predict each file before it is trained on"
+        "--progressive", action="store_true", help="click log: predict each file before training on it"
     )
-    for added, text in ((training, "click log to train on"), (resuming, "more of the click log to train on")):
-        _add_data(added, f"{text}: files or patterns")
+    for added, text in ((training, "files"), (resuming, "additional files")):
+        _add_data(added, f"click log: {text} or patterns to train on")
         _add_set(added)
-        added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
+        added.add_argument("--trace", action="store_true", help="write trace.json, a trace to view at ui.perfetto.dev")
         add_nodes(added)
 
 
@@ -336,15 +335,15 @@ def _add_opening(commands: Mapping[str, Parser]) -> None:
     """The options of all commands that open a run."""
     for name in ("resume", "attach", "eval", "predict", "export", "report"):
         commands[name].add_argument(
-            "--trust", action="store_true", help="run the run's own code, FILE.py, though you have not trained with it"
+            "--trust", action="store_true", help="run the run's own code, FILE.py, even if you never trained with it"
         )
     for name in ("resume", "eval", "predict", "export", "compare", "report"):
         _add_data_path(commands[name])
-    result = "'best' (default: the run's result)"
-    of_resume = "'best', or 'start', which removes all of them (default: the newest)"
+    result = "or 'best' (default: the run's result)"
+    of_resume = "'best', or 'start' to start over (default: the newest); later ones are removed"
     for name in ("resume", "eval", "predict", "export"):
         choices = of_resume if name == "resume" else result
-        commands[name].add_argument("--checkpoint", metavar="NAME", help=f"a folder in RUN/checkpoints, or {choices}")
+        commands[name].add_argument("--checkpoint", metavar="NAME", help=f"folder in RUN/checkpoints, {choices}")
 
 
 def _add_data(parser: Parser, text: str) -> None:
@@ -352,12 +351,14 @@ def _add_data(parser: Parser, text: str) -> None:
 
 
 def _add_data_path(parser: Parser) -> None:
-    what = "where the run's data is now, if it was moved: the graph's folder, or one that holds the log's files"
-    parser.add_argument("--data-path", type=Path, metavar="FOLDER", help=f"{what}; other data is refused")
+    what = "new place of the run's data, if it was moved: the graph folder, or a folder with the log's files"
+    parser.add_argument("--data-path", type=Path, metavar="FOLDER", help=f"{what}; it must be the same data")
 
 
 def _add_set(parser: Parser) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="set a configuration key; repeatable"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

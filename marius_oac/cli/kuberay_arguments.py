@@ -13,17 +13,21 @@ from marius_oac.types import present
 
 def add_kuberay(parser: argparse.ArgumentParser) -> None:
     """The arguments of `kuberay`."""
-    parser.add_argument("config", type=Path, nargs="?", help="a YAML file; its paths are those in the pods")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="the run's folder, below --mount")
-    parser.add_argument("--image", required=True, help="a container's image with marius-oac[ray]")
-    parser.add_argument("--claim", required=True, help="PersistentVolumeClaim with the data, which all pods can write")
-    parser.add_argument("--mount", default="/data", metavar="PATH", help="where the pods have it (default: /data)")
-    parser.add_argument("--trainers", required=True, metavar="N", help="how many pods train; or a range, as 2..4")
-    parser.add_argument("--name", default="marius-oac", help="of the job (default: marius-oac)")
-    parser.add_argument("--cpus", type=int, default=4, metavar="N", help="of each trainer (default: 4)")
-    parser.add_argument("--memory", default="16Gi", metavar="SIZE", help="of each trainer (default: 16Gi)")
-    parser.add_argument("--gpu", action="store_true", help="each trainer has one")
-    parser.add_argument("--resume", action="store_true", help="in place of a config: the run in --out goes on")
+    parser.add_argument("config", type=Path, nargs="?", help="configuration file (YAML), with paths as in the pods")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="run folder, below --mount")
+    parser.add_argument("--image", required=True, help="container image with marius-oac[ray]")
+    parser.add_argument("--claim", required=True, help="PersistentVolumeClaim with the data, writable by all pods")
+    parser.add_argument(
+        "--mount", default="/data", metavar="PATH", help="mount path of the claim in the pods (default: /data)"
+    )
+    parser.add_argument(
+        "--trainers", required=True, metavar="N", help="number of trainers, one per pod, or a range such as 2..4"
+    )
+    parser.add_argument("--name", default="marius-oac", help="name of the job (default: marius-oac)")
+    parser.add_argument("--cpus", type=int, default=4, metavar="N", help="CPUs per trainer (default: 4)")
+    parser.add_argument("--memory", default="16Gi", metavar="SIZE", help="memory per trainer (default: 16Gi)")
+    parser.add_argument("--gpu", action="store_true", help="request one GPU per trainer")
+    parser.add_argument("--resume", action="store_true", help="resume the run in --out; takes no configuration")
 
 
 def print_manifest(args: argparse.Namespace) -> None:

@@ -12,21 +12,28 @@ from marius_oac.errors import InputError
 def add_nodes(parser: argparse.ArgumentParser) -> None:
     """Adds those of `train` and `resume`."""
     several = parser.add_mutually_exclusive_group()
-    several.add_argument("--nodes", type=Path, metavar="FILE", help="on the nodes of a nodes.yaml")
-    several.add_argument("--local-nodes", type=int, metavar="N", help="on N nodes on this machine, to try it")
-    several.add_argument("--on", choices=("ray",), help="on a Ray cluster at hand, or one made on this machine")
+    several.add_argument("--nodes", type=Path, metavar="FILE", help="train on the nodes of a nodes.yaml")
+    several.add_argument("--local-nodes", type=int, metavar="N", help="train on N nodes on this machine, to try it out")
+    several.add_argument("--on", choices=("ray",), help="train on an existing Ray cluster, or else on a local one")
     parser.add_argument(
-        "--trainers", metavar="N", help="with --on ray: how many processes train; 2..4: as many as there is room for"
+        "--trainers", metavar="N", help="with --on ray: number of trainers, or a range such as 2..4, as many as fit"
     )
     parser.add_argument(
-        "--restarts", type=int, metavar="N", help="with --on ray: how often they start again after a loss (default: 3)"
+        "--restarts", type=int, metavar="N", help="with --on ray: maximum number of restarts after a loss (default: 3)"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="with --on ray: who is silent so long is lost (default: 60)"
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="with --on ray: time until a silent process counts as lost (default: 60)",
     )
-    parser.add_argument("--encrypt", action="store_true", help="with --on ray: encrypt rows between nodes")
-    parser.add_argument("--node", metavar="NAME", help="with --nodes: start, or be, this node alone")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands that start the nodes")
+    parser.add_argument(
+        "--encrypt", action="store_true", help="with --on ray: encrypt rows and their gradients between nodes"
+    )
+    parser.add_argument("--node", metavar="NAME", help="with --nodes: start only this node, on this machine")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the commands that would start the nodes, and exit"
+    )
 
 
 def on_ray(args: argparse.Namespace) -> dict[str, Any]:

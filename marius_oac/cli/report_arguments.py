@@ -19,13 +19,15 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="RUN",
-        help="folder of a run, or of a search by `tune`; several runs are compared",
+        help="run folder, or folder of a search by `tune`; several runs are compared",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: report.html in the first)")
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to write (default: report.html in the first folder)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the report in the browser")
     parser.add_argument(
         "--quality", action="store_true",
-        help="also open the models and measure them: MRR by relation and degree, calibration, a map of the embeddings",
+        help="also evaluate the models: MRR by relation and node degree, calibration, a map of the embeddings"
     )  # fmt: skip
 
 
@@ -60,12 +62,14 @@ def make_report(args: argparse.Namespace) -> None:
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
     """The arguments of `watch`."""
-    parser.add_argument("run", type=Path, help="folder of a run, which may train, stop and go on meanwhile")
-    parser.add_argument("--text", action="store_true", help="in the terminal, not in the browser")
-    parser.add_argument("--open", action="store_true", help="show it in the browser at once")
-    parser.add_argument("--port", type=int, default=0, help="of the page's address (default: any that is free)")
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="between looks (default: 10; with --text 2)")
-    parser.add_argument("--keep", action="store_true", help="go on when the run has ended, until Ctrl-C")
+    parser.add_argument("run", type=Path, help="run folder; the run may stop and resume meanwhile")
+    parser.add_argument("--text", action="store_true", help="show it in the terminal instead of the browser")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument("--port", type=int, default=0, help="port of the page (default: a free port)")
+    parser.add_argument(
+        "--every", type=float, metavar="SECONDS", help="time between updates (default: 10; with --text: 2)"
+    )
+    parser.add_argument("--keep", action="store_true", help="continue after the run has ended, until Ctrl-C")
 
 
 def watch_run(args: argparse.Namespace) -> None:

@@ -15,12 +15,18 @@ def _count(text: str) -> int:
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
     """Adds them, but `--set`."""
-    parser.add_argument("config", type=Path, help="a YAML file, as of `train`: what all trials share")
+    parser.add_argument("config", type=Path, help="configuration file (YAML) that all trials share")
     parser.add_argument(
         "--space", type=Path, required=True,
-        help="a YAML file: keys of the config, and the values that each may have (docs/tune.md)",
+        help="search space (YAML): keys of the configuration and their possible values (docs/tune.md)"
     )  # fmt: skip
-    parser.add_argument("--trials", type=_count, default=50, help="in all, those that are there included (default: 50)")
-    parser.add_argument("--jobs", type=_count, default=1, help="trials at once, which share the cores (default: 1)")
-    parser.add_argument("--out", type=Path, help="folder of the search (default: tune/ and the config's name)")
-    parser.add_argument("--keep", action="store_true", help="keep every trial's run, not only the best one's")
+    parser.add_argument(
+        "--trials", type=_count, default=50, help="total number of trials, including existing ones (default: 50)"
+    )
+    parser.add_argument(
+        "--jobs", type=_count, default=1, help="trials to run at once; they share the cores (default: 1)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder of the search (default: tune/NAME, by the name of the configuration)"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the runs of all trials, not only of the best one")
