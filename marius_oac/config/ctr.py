@@ -89,7 +89,7 @@ class NumericConfig(Section):
         "x > 2, else x.",
     )
     clip: tuple[Number, Number] | None = Field(
-        None, description="[low, high]: values outside are set to the nearer limit before the transform."
+        None, description="Smallest and largest value. Values outside are set to the nearer one before the transform."
     )
     center: Number | None = Field(None, description="standardize, log1p. Default: the mean of the first examples.")
     scale: PositiveFloat | None = Field(
@@ -184,13 +184,16 @@ Sequence = Annotated[SequenceConfig, BeforeValidator(_named, json_schema_input_t
 class LogConfig(Section):
     """`data` of a click log."""
 
-    train: Files = Field(min_length=1, description="Training files or patterns, in order; a pattern's files by name.")
+    train: Files = Field(
+        min_length=1,
+        description="Training files or patterns, in training order. The files of a pattern are sorted by name.",
+    )
     valid: Files = Field((), description="Validation files or patterns.")
     test: Files = Field((), description="Test files or patterns.")
     format: Literal["auto", "csv", "parquet", "libsvm"] = Field(
-        "auto", description="auto: by file suffix. csv: any delimited text."
+        "auto", description="File format. auto: chosen by the file suffix. csv: any delimited text."
     )
-    delimiter: Name | None = Field(None, description="Of text files. Default: a tab for .tsv and .txt, else a comma.")
+    delimiter: Name | None = Field(None, description="Text delimiter. Default: a tab for .tsv and .txt, else a comma.")
     columns: tuple[Name, ...] = Field((), description="Column names of text files without a header line.")
     label: Label = Field("label", validate_default=True, description="Label column: its name, or a section.")
     numeric: tuple[Numeric, ...] = Field((), description="Numeric columns: names, or sections.")
@@ -291,14 +294,12 @@ class NetworkConfig(Section):
     dimension: Width = Field(16, description="Default embedding dimension of a feature, in floats.")
     hidden: tuple[Width, ...] = Field((400, 400, 400), description="Widths of the hidden layers of the top network.")
     bottom: tuple[Width, ...] = Field(
-        (512, 256), description="dlrm: widths of the hidden layers of the bottom network, for numbers."
+        (512, 256), description="dlrm: hidden layer widths of the bottom network (numbers)."
     )
     cross_layers: Workers = Field(3, description="dcnv2: number of cross layers.")
     batch_norm: Bool = Field(False, description="Whether batch normalisation follows each hidden layer.")
     dropout: Fraction = Field(0.0, description="Dropout probability of hidden units.")
-    target: Name | None = Field(
-        None, description="dien, youtubednn: target feature of the sequences, such as the item."
-    )
+    target: Name | None = Field(None, description="dien, youtubednn: target feature of sequences, such as the item.")
     init_scale: PositiveFloat = Field(1e-2, description="Standard deviation of initial embeddings.")
 
 
@@ -306,9 +307,11 @@ class KeysConfig(Section):
     """`keys`: when keys get rows, and when they are dropped."""
 
     admit_after: PositiveInt = Field(
-        1, description="Occurrence at which a key gets its own row; before, it shares one."
+        1, description="Occurrences that a key needs to get its own row. Until then it uses a shared row."
     )
-    drop_after: NonNegativeInt = Field(0, description="Consecutive files without a key until it is dropped. 0: never.")
+    drop_after: NonNegativeInt = Field(
+        0, description="Drop keys that did not occur in the last `drop_after` files. 0: never drop."
+    )
     capacity: NonNegativeInt = Field(0, description="Maximum rows per table. 0: as many as fit in free memory.")
 
 
@@ -320,7 +323,7 @@ class CtrTrainingConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=0.05)
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     embedding_l2: NonNegativeFloat = Field(
-        0.0, description="L2 penalty: adds half of this times the sum of squares of a batch's rows to the loss."
+        0.0, description="L2 penalty: adds embedding_l2 / 2 times the sum of squares of a batch's rows to the loss."
     )
     progressive: Bool = Field(False, description="Predict each file before training on it (progressive validation).")
     early_stopping: EarlyStoppingConfig | None = EARLY_STOPPING

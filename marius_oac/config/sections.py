@@ -118,7 +118,7 @@ class DenseOptimizerConfig(Section):
     beta1: Beta = Field(0.9, description="adam: decay rate of the first moment.")
     beta2: Beta = Field(0.999, description="adam: decay rate of the second moment.")
     weight_decay: NonNegativeFloat = Field(
-        0.0, description="L2 penalty: adds half of this times the sum of squared parameters to the loss."
+        0.0, description="L2 penalty: adds weight_decay / 2 times the sum of squared parameters to the loss."
     )
     decay: Annotated[Number, Field(gt=0, le=1)] = Field(
         1.0, description="Factor applied to the learning rate after each epoch."
