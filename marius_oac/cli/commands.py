@@ -289,13 +289,15 @@ def _parser() -> Parser:
     attaching = command("attach", _attach, "Attach to a run on several nodes as a worker. Ctrl-C detaches.")
     attaching.add_argument("nodes", type=Path, help="nodes.yaml of the run, with `elastic_workers` set")
     _add_set(attaching)
-    scaling = command("scale", _scale, "Change the number of trainers of a running run with nodes.parts.")
+    scaling = command("scale", _scale, "Change the number of trainers of a run with nodes.parts as it trains.")
     scaling.add_argument("run", type=Path, help="run folder; the run must be training on this machine (--local-nodes)")
     scaling.add_argument("trainers", type=int, metavar="N", help="new number of trainers, from 1 to nodes.parts")
     evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; accuracy; AUC, log loss.")
     evaluating.add_argument("run", type=Path, help="run folder")
     _add_data(evaluating, "click log: files to evaluate instead of a split")
-    evaluating.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
+    evaluating.add_argument(
+        "--split", choices=("train", "valid", "test"), default="test", help="split to evaluate (default: test)"
+    )
     _add_set(evaluating)
     predicting = command("predict", _predict, _PREDICT)
     _add_data(predicting, "click log: files with the examples to predict")
@@ -303,7 +305,10 @@ def _parser() -> Parser:
     exporting = command("export", _export, "Export the embeddings with their names.")
     exporting.add_argument("run", type=Path, help="run folder")
     exporting.add_argument(
-        "--format", choices=("safetensors", "npy", "parquet"), default="safetensors", help="default: safetensors"
+        "--format",
+        choices=("safetensors", "npy", "parquet"),
+        default="safetensors",
+        help="file format (default: safetensors)",
     )
     exporting.add_argument("--out", type=Path, help="output folder (default: RUN/export-FORMAT)")
     comparing = command("compare", _compare, "Compare two runs bit by bit (exit code: 0 identical, 1 different).")

@@ -29,7 +29,7 @@ def add_topology(parser: argparse.ArgumentParser) -> None:
         "--trainers",
         type=int,
         metavar="N",
-        help="show the binding of N trainers on this machine, each with its own GPU",
+        help="show the binding of N trainers on this machine, each with its own GPU, if any",
     )
     parser.add_argument(
         "--sysfs", type=Path, default=Path("/sys"), metavar="DIR", help="copy of another machine's /sys (default: /sys)"

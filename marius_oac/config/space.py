@@ -101,8 +101,8 @@ class SpaceConfig(Section):
     startup: PositiveInt = Field(10, description="Number of random trials before tpe, gp or cmaes chooses.")
     pruner: Literal["median", "halving", "none"] = Field(
         "median",
-        description="When to stop a trial early. median: it is worse than the median of the other trials at the same "
-        "epoch. halving: it is not in the best quarter after 1, 4, 16, ... evaluations. none: never.",
+        description="When to stop a trial early. median: its best result so far is worse than the median of the "
+        "others at that epoch. halving: it is not in the best quarter after 1, 4, 16, ... evaluations. none: never.",
     )
     space: dict[str, Values] = Field(
         min_length=1,
