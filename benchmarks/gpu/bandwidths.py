@@ -18,16 +18,17 @@ from marius_oac.storage.memory import MemoryStore
 
 SECONDS = 420
 TABLES = [
-    Table("link", "Between host and device", "GB/s of copies from and to page-locked memory, as the pipeline's "
-          "streams make them; "
-          "`both`: of both together, at once.",
+    Table("link", "Between host and device",
+          "GB/s of copies from and to page-locked memory, on streams like the pipeline's. `both`: the sum of both "
+          "directions at the same time.",
           {"direction": "direction", "mebibytes": "MiB a copy", "gigabytes_per_second": "GB/s"}),
-    Table("rows", "Rows of the table in host memory", "Random sorted rows, read and committed by the storage "
-          "kernels; GB/s of rows with "
-          "their timestamps, all threads together.",
+    Table("rows", "Rows of the table in host memory",
+          "The storage kernels read and commit random, sorted rows. GB/s counts rows with their timestamps, of all "
+          "threads together.",
           {"what": "what", "row_bytes": "bytes a row", "threads": "threads", "gigabytes_per_second": "GB/s",
            "million_rows_per_second": "million rows/s"}),
-    Table("launches", "Kernels", "Launches of an addition to a tiny tensor, from one thread.",
+    Table("launches", "Kernels",
+          "One thread launches an addition to a tiny tensor again and again.",
           {"what": "what", "microseconds": "microseconds each", "per_second": "a second"}),
 ]  # fmt: skip
 DIRECTIONS = ("to the device", "to the host", "both")

@@ -14,9 +14,8 @@ from tests.graphs import workers
 SECONDS = 460
 TABLES = [
     Table("big table", "86 million rows of 100 floats in host memory",
-          "ComplEx, batches of 50,000 edges in 10 chunks with 1,000 negatives per chunk and side, for 30 seconds "
-          "a setting. "
-          "Fewer rows where less memory is free.",
+          "ComplEx with batches of 50,000 edges in 10 chunks and 1,000 negatives per chunk and side. Each setting "
+          "trains for 30 seconds. If too little memory is free, the table has fewer rows.",
           {"optimizer": "row optimizer", "million_rows": "million rows", "gibibytes": "GiB", "mode": "mode",
            "workers": "workers a stage", "in_flight": "in flight", "examples_per_second": "edges/s",
            "busy": "compute stream busy", "binds": "what binds", "stages": "ms a batch"}),

@@ -30,12 +30,13 @@ from tests.pipeline.held_streams import HeldStreams
 
 SECONDS = 460
 TABLES = [
-    Table("tests", "The tests on the device", "`pytest -m device` with `MARIUS_OAC_TEST_DEVICE=cuda`, file by file.",
+    Table("tests", "The tests on the device",
+          "`pytest -m device` with `MARIUS_OAC_TEST_DEVICE=cuda`, one file at a time.",
           {"file": "file", "passed": "passed", "failed": "failed", "skipped": "skipped", "which": "which failed"}),
     Table("same bits", "`oac` has the bits of `sync`",
-          "SHA-256 over all rows with their state and over dense parameters, after the same batches; of `oac` "
-          "with several "
-          "batches in flight and workers, each of its streams held for random whiles of up to two milliseconds.",
+          "`oac` and `sync` train the same batches; the table compares the SHA-256 of all rows with their state "
+          "and of dense parameters. `oac` runs with several batches in flight and several workers, and each of its "
+          "streams is delayed at random by up to two milliseconds.",
           {"model": "model", "optimizer": "row optimizer", "batches": "batches", "replaced": "rows replaced",
            "same": "same bits", "again": "`sync` again: same bits"}),
 ]  # fmt: skip

@@ -27,20 +27,22 @@ from marius_oac.types import map_arrays
 SECONDS = 420
 TABLES = [
     Table("gradient", "Scores, loss and gradient of a batch of edges",
-          f"Milliseconds of one batch, dimension {DIMENSION}, both sides corrupted. `ours`: the kernels of `fused.py`. "
-          "`torch`: the same by `autograd.py`. `products`: the six matrix products alone, in float32, a limit for "
-          "DistMult and ComplEx.",
+          f"Milliseconds per batch, dimension {DIMENSION}, both sides corrupted. `ours`: the kernels of `fused.py`. "
+          "`torch`: the same computation by `autograd.py`. `products`: only the six matrix products in float32, "
+          "which are a limit for DistMult and ComplEx.",
           {"decoder": "decoder", "batch": "batch", "negatives": "negatives per side", "who": "who", "median_ms": "ms",
            "gibibytes": "GiB of the GPU"}),
     Table("sums", "Sums of gradients and the row optimizer",
-          f"Adagrad, {DIMENSION} floats, rows in places by a power law. `ours`: `update_parts`. `torch`: an "
-          "embedding's gradient, then the optimizer. `copy`: as many bytes copied as must be read and written.",
+          f"Adagrad on rows of {DIMENSION} floats. The places of a batch refer to rows by a power law. `ours`: "
+          "`update_parts`. `torch`: an embedding's gradient, then the optimizer. `copy`: a copy of as many bytes as "
+          "must be read and written.",
           {"rows": "rows", "places": "places", "who": "who", "median_ms": "ms", "gigabytes_per_second": "GB/s"}),
     Table("validation", "Validation of a batch against one newer batch",
-          f"Rows of {2 * DIMENSION} floats, half of them in both batches, a tenth of those replaced. `copy`: of the "
-          "replaced rows alone.",
+          f"Rows of {2 * DIMENSION} floats. Half of the rows are in both batches, and a tenth of those are "
+          "replaced. `copy`: copies only the replaced rows.",
           {"rows": "rows", "who": "who", "median_ms": "ms"}),
-    Table("upload", "One copy of a batch against one of each array", "From page-locked memory.",
+    Table("upload", "One copy of a batch against one of each array",
+          "Copies are from page-locked memory.",
           {"mebibytes": "MiB", "who": "who", "median_ms": "ms", "gigabytes_per_second": "GB/s"}),
 ]  # fmt: skip
 

@@ -25,19 +25,17 @@ RUNS = {"mode": "mode", "workers": "workers a stage", "in_flight": "in flight", 
 TABLES = [
     Table("click step", "A step of a click network, its rows on the device",
           f"Batches of {BATCH:,}, dimension 16, the settings of `benchmarks/clicks/step.py`. `dense`: the network "
-          "alone, with Adam, on "
-          "inputs that are given. `plain`: over nn.EmbeddingBag (sparse) of a million keys with "
-          "torch.optim.Adagrad, all on "
-          "the GPU. `ours`: `CtrStep` on rows that are gathered already.",
+          "alone, with Adam, on given inputs. `plain`: nn.EmbeddingBag (sparse) of a million keys with "
+          "torch.optim.Adagrad, all on the GPU. `ours`: `CtrStep` on rows already gathered.",
           {"setting": "setting", "who": "who", "milliseconds": "ms", "examples_per_second": "examples/s"}),
     Table("clicks", "Clicks, end to end from Parquet",
-          f"A generated log of 26 ids and 13 numbers, batches of {BATCH:,}, dimension 16: files, keys, rows, network.",
+          f"Training on a generated log of 26 ids and 13 numbers, with batches of {BATCH:,} and dimension 16. The "
+          "time includes files, keys, rows and the network.",
           {"network": "network", **RUNS}),
     Table("encoders", "Graph neural networks",
-          "Link prediction on generated graphs: GraphSAGE of ten neighbours over DistMult, 14,541 nodes, 237 "
-          "relations, batches of "
-          "1,000 with 500 negatives; two layers of ten over Dot, 325,729 nodes, batches of 10,000 with 200 negatives. "
-          "Dimension 50.",
+          "Link prediction on generated graphs, dimension 50. One layer: GraphSAGE of ten neighbours under "
+          "DistMult, 14,541 nodes, 237 relations, batches of 1,000 with 500 negatives. Two layers: ten neighbours "
+          "each under Dot, 325,729 nodes, batches of 10,000 with 200 negatives.",
           {"encoder": "encoder", **RUNS}),
 ]  # fmt: skip
 CHOSEN = (("oac", 4, 16), ("oac", 1, 4), ("sync", 1, 1))

@@ -21,9 +21,10 @@ from tests.click_logs import generated_days
 
 SECONDS = 470
 TABLES = [
-    Table("quality", "Quality", "The configurations of `examples/`, one seed each, on the test set; filtered MRR "
-          "and Hits@10 of graphs, AUC and log loss of "
-          "clicks. The last column is what [the CPU has](../README.md), seed by seed or their mean.",
+    Table("quality", "Quality",
+          "The configurations of `examples/` are trained with one seed each and evaluated on the test set: "
+          "filtered MRR and Hits@10 for graphs, AUC and log loss for clicks. The last column gives the figures of "
+          "[the CPU](../README.md), per seed or as their mean.",
           {"data": "data", "device": "device", "mrr": "MRR", "hits": "Hits@10", "auc": "AUC", "log_loss": "log loss",
            "seconds": "s of training", "examples_per_second": "examples/s", "peak": "GiB of the GPU",
            "known": "CPU, from the benchmarks' page"}),

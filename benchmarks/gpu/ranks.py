@@ -31,12 +31,13 @@ SECONDS = 300
 RELATIONS, DIMENSION = 237, 128
 TABLES = [
     Table("evaluation", "Ranking test edges",
-          f"Both sides, all entities, filtered; {DIMENSION} floats an entity, in host memory for `ours`, on the "
-          "GPU for `plain` and "
-          "`products` (as in `benchmarks/graphs/evaluation.py`).",
+          f"Both sides are ranked against all entities, filtered, with {DIMENSION} floats per entity. Entities are "
+          "in host memory for `ours`, and on the GPU for `plain` and `products` (as in "
+          "`benchmarks/graphs/evaluation.py`).",
           {"decoder": "decoder", "entities": "entities", "edges": "edges", "who": "who", "seconds": "seconds",
            "scores_per_second": "scores/s", "mrr": "MRR"}),
-    Table("prediction", "Predictions", "The ten best tails of one (head, relation, ?), and clicks of a log's "
+    Table("prediction", "Predictions",
+          "Predicts the ten best tails of one (head, relation, ?), and the click probabilities of a log's "
           "examples.",
           {"what": "what", "entities": "entities", "per_second": "a second"}),
 ]  # fmt: skip

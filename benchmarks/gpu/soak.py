@@ -20,12 +20,13 @@ from tests.graphs import workers
 
 SECONDS = 460
 TABLES = [
-    Table("sanitizer", "compute-sanitizer", "Over twenty batches of ComplEx with validation and all copies; "
-          "errors that it counts.",
+    Table("sanitizer", "compute-sanitizer",
+          "Runs twenty batches of ComplEx, with validation and all copies, and counts the errors that the tool "
+          "reports.",
           {"tool": "tool", "batches": "batches", "code": "exit code", "said": "what it said"}),
-    Table("soak", "kill -9 and resume", "The same run, once to its end and once killed at random moments and "
-          "resumed: SHA-256 of "
-          "all rows and dense parameters.",
+    Table("soak", "kill -9 and resume",
+          "The same run is trained once to its end, and once killed at random moments and resumed. The table "
+          "compares the SHA-256 of all rows and dense parameters.",
           {"run": "run", "batches": "batches", "kills": "kills", "same": "same bits", "mrr": "MRR"}),
 ]  # fmt: skip
 ROOT = Path(__file__).parents[2]

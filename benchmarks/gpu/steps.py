@@ -32,22 +32,19 @@ from tests.graphs import workers
 SECONDS = 460
 TABLES = [
     Table("step", "A step, its rows on the device",
-          f"Milliseconds of one batch, dimension {DIMENSION}, Adagrad, both sides corrupted, {ENTITIES:,} "
-          "entities. `products`: "
-          "the six matrix products alone, in float32, a limit of the GPU for DistMult and ComplEx. `plain`: "
-          "nn.Embedding "
-          "(sparse), autograd, torch.optim.Adagrad, everything on the GPU. `ours`: `LinkPredictionStep` on rows "
-          "that are "
-          "gathered already.",
+          f"Milliseconds per batch, dimension {DIMENSION}, Adagrad, both sides corrupted, {ENTITIES:,} entities. "
+          "`products`: only the six matrix products in float32, which limit DistMult and ComplEx on the GPU. "
+          "`plain`: nn.Embedding (sparse), autograd and torch.optim.Adagrad, everything on the GPU. `ours`: "
+          "`LinkPredictionStep` on rows already gathered.",
           {"decoder": "decoder", "batch": "batch", "negatives": "negatives per side", "who": "who", "median_ms": "ms",
            "lowest_ms": "lowest", "highest_ms": "highest", "edges_per_second": "edges/s"}),
-    Table("kernels", "What the device does in a step", "By torch's profiler, per batch.",
+    Table("kernels", "What the device does in a step",
+          "Figures of torch's profiler, per batch.",
           {"decoder": "decoder", "batch": "batch", "who": "who", "kernels": "kernels", "kernel_ms": "ms in kernels",
            "longest": "the longest"}),
     Table("pipeline", "The whole pipeline",
-          "Rows in host memory, ComplEx, Adagrad. Milliseconds are per batch and thread or stream; a stream is "
-          "occupied from "
-          "a batch's first operation there to its last one.",
+          "ComplEx with Adagrad, rows in host memory. Milliseconds are per batch and thread or stream. A stream is "
+          "occupied from the first to the last operation of a batch on it.",
           {"nodes": "nodes", "batch": "batch", "mode": "mode", "workers": "workers a stage", "in_flight": "in flight",
            "examples_per_second": "edges/s", "busy": "compute stream busy", "binds": "what binds", "stages": "ms "
            "a batch",
