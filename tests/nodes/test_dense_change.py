@@ -160,7 +160,12 @@ class World:
                 session.parts.segments.end(False)
                 node.peers.wait()
                 state, arrays = session.step.dense_state(), node.state_arrays()
-                checkpoint = SimpleNamespace(dense=lambda: state, arrays=lambda: arrays, batch_index=last)
+                checkpoint = SimpleNamespace(
+                    dense=lambda: state,
+                    arrays_of=lambda begins: {name: each for name, each in arrays.items() if name.startswith(begins)},
+                    files={f"{name}.npy": None for name in arrays},
+                    batch_index=last,
+                )
                 found = begun, checkpoint, node.dense.metrics()
                 node.peers.wait()
             return found

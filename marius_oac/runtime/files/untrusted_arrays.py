@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,11 @@ from marius_oac.runtime.files.untrusted import Error, open_regular
 _MOST_LENGTH = 1 << 48
 _BAD_HEADERS = (ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, MemoryError, RecursionError)
 _HEADER_BYTES = 4096  # of what NumPy writes for plain arrays it is some 120
+
+
+_PARSING = threading.Lock()
+"""CPython 3.11 counts how deep it is in a text for all threads together, and may fail where two parse at once
+(gh-106905)."""
 
 
 def map_npy(
@@ -87,7 +93,9 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype, bool, int]:
     try:
         if length > _HEADER_BYTES:
             raise ValueError
-        found = ast.literal_eval(file.read(length).decode("latin-1"))
+        text = file.read(length).decode("latin-1")
+        with _PARSING:
+            found = ast.literal_eval(text)
         shape, fortran, dtype = found["shape"], bool(found["fortran_order"]), np.dtype(str(found["descr"]))
     except _BAD_HEADERS:
         raise ValueError("is a damaged .npy file: its header") from None
