@@ -24,6 +24,14 @@ SMALL = {"object_store_memory": 80 << 20}
 HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory):
+    """Ray leaves a token in the home of whoever starts a cluster, and later clusters then ask for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """A graph of 300 batches, with a checkpoint each 20."""
