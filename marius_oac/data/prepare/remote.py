@@ -21,6 +21,8 @@ from marius_oac.runtime.progress import Progress
 
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?:[^/@]*@)?(?P<rest>[^?#]*).*", re.IGNORECASE | re.DOTALL)
 
+_SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?\S*")  # user and password, or the query, of an address within a text
+
 
 def is_address(source: object) -> bool:
     """Whether this is SCHEME://PLACE, and not a path or a data set's name."""
@@ -38,6 +40,8 @@ def fetch_file(address: str, folder: Path) -> Path:
     Raises:
         InputError: the address names no file, it can't be read, fewer bytes came than it has, or the disk is full.
     """
+    if "::" in address:  # fsspec's chains of addresses, each with secrets of its own
+        raise InputError("one address is needed, not several joined by ::", address.partition("://")[0])
     name = posixpath.basename(shown(address))
     if name in ("", ".", ".."):
         raise InputError("the address names no file", shown(address))
@@ -56,8 +60,11 @@ def fetch_file(address: str, folder: Path) -> Path:
                 file.write(piece)
                 done += len(piece)
                 progress.add(len(piece))
+                if size is not None and done > size:  # it may never end
+                    break
         if size is not None and done != size:
-            raise InputError(f"fewer bytes came than it has: {done:,} of {size:,}", shown(address))
+            amount = "more" if done > size else "fewer"
+            raise InputError(f"{amount} bytes came than it has: {done:,} of {size:,}", shown(address))
     return target
 
 
@@ -113,5 +120,5 @@ def _read(source: BinaryIO, address: str) -> bytes:
 def _failed(address: str, error: Exception) -> InputError:
     if isinstance(error, FileNotFoundError):
         return InputError("no such file", shown(address))
-    said = str(error).replace(address, shown(address)) or type(error).__name__
+    said = _SECRET.sub("", str(error)) or type(error).__name__
     return InputError(f"can't be read: {said}", shown(address))

@@ -134,10 +134,12 @@ class Checkpoint:
         return self._read_checked(table, part) if self.checked else self._mapped(table, part)
 
     def _mapped(self, table: str, part: str) -> np.ndarray:
-        """The array of a file of its own, mapped read-only, or in memory where it must be checked first."""
+        """The array of a file of its own, mapped read-only. Where nobody has verified it, the file is verified first,
+        without its content in memory: indices of keys are large."""
+        name = self._file_of(table, part)
         if self.checked:
-            return self._read_checked(table, part)[:]
-        return map_npy(self.path / self._file_of(table, part), *kind_of(part), CheckpointError)
+            self.verify(name)
+        return map_npy(self.path / name, *kind_of(part), CheckpointError)
 
     def _read_checked(self, table: str, part: str) -> CheckedArray:
         return present(self.checked).array(self._file_of(table, part), *kind_of(part))
