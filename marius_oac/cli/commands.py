@@ -50,7 +50,7 @@ def _prepare(args: argparse.Namespace) -> None:
     from marius_oac.data.prepare.prepare import PrepareRequest
 
     read = ReadOptions(
-        columns=tuple(args.columns.split(",")) if args.columns else None,
+        columns=_columns(args),
         relations=not args.no_relations,
         header=args.header,
         delimiter=args.delimiter,
@@ -60,12 +60,17 @@ def _prepare(args: argparse.Namespace) -> None:
     report(prepare_source(PrepareRequest(read=read, **{name: getattr(args, name) for name in names})))
 
 
+def _columns(args: argparse.Namespace) -> tuple[str, ...] | None:
+    return tuple(args.columns.split(",")) if args.columns else None
+
+
 def _init(args: argparse.Namespace) -> None:
     from marius_oac.cli.init.config import InitRequest, init
     from marius_oac.cli.init.log import LogRequest
 
     log = LogRequest(args.label, tuple(args.positive), args.delimiter, args.split)
-    init(InitRequest(sources=args.source, out=args.out, is_graph=KINDS.get(args.task), log=log))
+    kind = KINDS.get(args.task)
+    init(InitRequest(sources=args.source, out=args.out, is_graph=kind, columns=_columns(args), log=log))
 
 
 def _train(args: argparse.Namespace) -> int | None:

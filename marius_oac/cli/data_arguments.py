@@ -81,6 +81,10 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", choices=sorted(KINDS), help="kind of data: click log or graph (default: guessed, with a message)"
     )
+    parser.add_argument(
+        "--columns",
+        help="graph: column names or numbers (from 0), in the order head,relation,tail or source,destination",
+    )
     parser.add_argument("--label", metavar="COLUMN", help="click log: label column (default: guessed)")
     parser.add_argument(
         "--positive",

@@ -10,7 +10,7 @@ import pytest
 
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.logs.guess import guess, guess_label
-from marius_oac.data.logs.sample import ROWS, read_sample
+from marius_oac.data.logs.sample import ROWS, LogSample, read_sample
 from tests.run_folders import says
 from tests.training.own_data import advertising, census, facts, links, ratings
 
@@ -313,6 +313,10 @@ def test_arguments_that_contradict_the_file_or_what_is_there(command, here):
         ("stars", [str(i % 5) for i in range(300)], "categorical"),
         ("n", [str(i) for i in range(300)], "row_number"),
         ("n", [f"text {i}" for i in range(300)], "row_number"),
+        ("event_id", [f"e{i * 7 % 300}" for i in range(300)], "row_number"),
+        ("order_id", [str(i * 7 % 300) for i in range(300)], "row_number"),
+        ("user_id", [f"u{i * 7 % 299}" for i in range(300)], "categorical"),
+        ("user_id", [str(i * 7 % 299) for i in range(300)], "categorical"),
         ("created", [f"2024-01-{i % 28 + 1:02d}" for i in range(300)], "time"),
         ("timestamp", [str(1_500_000_000 + 37 * i) for i in range(300)], "time"),
         ("genres", [("Drama|Crime", "Drama", "Crime|War", "War")[i % 4] for i in range(300)], "multi_valued"),
@@ -331,3 +335,41 @@ def test_the_kind_of_a_column(tmp_path, name, values, kind):
     found = guess(sample)
     assert (found[0].name, found[0].kind) == (name, kind), found[0]
     assert guess_label(sample).name == "click"
+
+
+@pytest.mark.parametrize("value", [str, lambda number: number], ids=["texts", "integers"])
+def test_different_ids_are_one_a_row_only_if_many_rows_or_all_say_so(tmp_path, value):
+    for rows, whole, kind in [(300, False, "categorical"), (300, True, "row_number"), (10_000, False, "row_number")]:
+        ids = pa.array([value(number * 7 % rows + 10**6) for number in range(rows)])
+        sample = LogSample(tmp_path / "log.csv", "csv", ",", True, ["user_id"], {"user_id": ids}, whole)
+        assert guess(sample)[0].kind == kind, (rows, whole)
+
+
+PACKAGES = "package,needs,how,weight\nbash,libc6,Depends,0.5\ntar,libacl1,PreDepends,1.5\nxz,tar,Suggests,2.5\n"
+
+
+def test_a_graph_with_weights_whose_columns_have_names_of_their_own(command, here):
+    write(here / "packages.csv", PACKAGES)
+    code, _, err = command("init", "packages.csv", "--out", "found.yaml")
+    assert code == 2 and says(err, "--label COLUMN", "edges of a graph: --columns HEAD,RELATION,TAIL", "needs (")
+    code, _, err = command("init", "packages.csv", "--task", "graph", "--out", "found.yaml")
+    assert code == 2 and says(err, "4 found", "--columns HEAD,RELATION,TAIL", "'package', 'needs', 'how', 'weight'")
+    config, _, err = described(command, "packages.csv", "--columns", "package,how,needs")
+    assert config.model.decoder == "complex" and config.data.path == "data/packages"
+    said = "marius-oac prepare packages.csv --columns package,how,needs --out data/packages"
+    assert any(said in line for line in err), err
+    assert command(*said.split()[1:])[0] == 0
+
+
+def test_columns_of_a_graph_are_refused_for_what_is_no_file_of_edges(command, here):
+    write(here / "packages.csv", PACKAGES)
+    for argv, parts in [
+        (["--task", "ctr"], ("--columns", "a click log")),
+        (["--label", "how"], ("--columns", "a click log")),
+        (["--columns", "package,hwo,needs"], ("'hwo'", "did you mean 'how'?")),
+        (["--columns", "package"], ("columns", "not 1")),
+    ]:
+        code, out, err = command("init", "packages.csv", "--columns", "package,how,needs", *argv)
+        assert (code, out) == (2, []) and says(err, *parts), (argv, err)
+    code, out, err = command("init", "codex-s", "--columns", "0,1,2")
+    assert (code, out) == (2, []) and says(err, "codex-s", "no such file")

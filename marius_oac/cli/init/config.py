@@ -36,12 +36,14 @@ class InitRequest:
             name; or a known click log's name and the folder of its files.
         out: the file to write; None: standard output.
         is_graph: whether they are a graph, and not a click log; None: guessed, with a message.
+        columns: of a graph's file: names or numbers of the columns, as `ReadOptions.columns`.
         log: what is known of a click log.
     """
 
     sources: Sequence[str]
     out: Path | None = None
     is_graph: bool | None = None
+    columns: tuple[str, ...] | None = None
     log: LogRequest = LogRequest()
 
     @property
@@ -74,24 +76,27 @@ def _described(request: InitRequest) -> tuple[str, list[str]]:
     name = str(request.out or "CONFIG.yaml")
     single = len(request.sources) == 1
     source = request.sources[0]
+    if request.columns and (request.is_graph is False or request.about_a_log):
+        raise InputError("names the ends of a graph's edges; the other options are for a click log", "--columns")
     log = find_log(source)
-    if log is not None and request.is_graph is not True and not os.path.lexists(source):
+    if log is not None and request.is_graph is not True and not request.columns and not os.path.lexists(source):
         return _read_back(*known_log(log, request.sources[1:], request.log))
-    if single and request.is_graph is not False and not request.about_a_log and _is_known_graph(source):
+    known = single and not request.columns and _is_known_graph(source)
+    if known and request.is_graph is not False and not request.about_a_log:
         if os.path.exists(Path(source) / META) or Path(source).suffix == ".bin":
             raise InputError("a graph of dgl's: prepare it first (marius-oac prepare), then init its folder", source)
         return _read_back(known_graph(source), [])
     files = [path for pattern in request.sources for path in paths_of(pattern)]
     for path in files:
         check_readable(path)
-    graph = request.is_graph
+    graph = True if request.columns else request.is_graph
     notes: list[str] = []
     if graph is None and not request.about_a_log and len(files) == 1:
         graph, notes = _looks_like_a_graph(files[0], request.log.delimiter)
     if graph:
         if len(files) > 1:
             raise InputError("one file of edges at a time; the splits' files go to: marius-oac prepare --train", "init")
-        text, more = raw_graph(files[0], request.log.delimiter)
+        text, more = raw_graph(files[0], request.log.delimiter, request.columns)
     else:
         text, more = first_log(files, request.log, name)
     return _read_back(text, [*notes, *more])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,13 +38,17 @@ def known_graph(name: str) -> str:
     return _text([f"{name}: {about}."], name, bool(graph.num_relations), graph.num_edges["train"], nodes, valid)
 
 
-def raw_graph(path: Path, delimiter: str | None) -> tuple[str, list[str]]:
+def raw_graph(path: Path, delimiter: str | None, columns: tuple[str, ...] | None) -> tuple[str, list[str]]:
     """The configuration for the graph that a file of edges will be prepared to, and a note with the command for that.
+
+    Args:
+        delimiter, columns: as in `ReadOptions`; None: guessed.
 
     Raises:
         InputError: the file holds no edges, or it is unclear which columns are their ends.
     """
     options = _options(path, delimiter)
+    options = replace(options, columns=columns or options.columns)
     batches = read_edges(EdgeFile(path, options))
     first = next(batches)
     batches.close()

@@ -150,7 +150,10 @@ def _found(files: Sequence[Path], request: LogRequest) -> _Found:
         label = guess_label(sample, request.label, any_values=bool(request.positive))
     except InputError as error:
         kinds = ", ".join(f"{each.name} ({each.kind})" for each in columns[:40])
-        raise InputError(f"{error.message}; the columns are, with a guess of each: {kinds}", error.where) from None
+        edges = "" if request.label else "; edges of a graph: --columns HEAD,RELATION,TAIL"
+        raise InputError(
+            f"{error.message}{edges}; the columns are, with a guess of each: {kinds}", error.where
+        ) from None
     if request.positive:
         label = _as_asked(label, request.positive, sample)
     if label.share in (0.0, 1.0):

@@ -5,7 +5,8 @@ The kind of a column is the first that applies:
     unusable     only nulls, a single value, or something that is neither number, text nor list
     time         dates, or a name such as `timestamp`: left out, since a model never sees the same time again
     multi_valued lists, or texts in which a separator often stands between repeated values
-    row_number   integers that count the rows, or texts that are all different: left out
+    row_number   integers that count the rows, or texts that are all different; so are ids that are all different, if
+                 these are all rows or many: left out
     categorical  texts and truth values; integers that are named like ids, have few values, leading zeros or more digits
                  than a float holds, or are far from 0 and close together, as codes are
     numeric      other numbers
@@ -33,6 +34,7 @@ _NARROW = 200  # and their range is wider than this
 _MOST_LISTED = 40  # columns that a message lists
 _SEPARATORS = ("|", ";", ",", " ")
 _MANY = 100  # rows needed to conclude something from values that are all different
+_MANY_IDS = 10_000  # and of a part of a log, from different ids: of 10 million users five would be there twice
 # fmt: off
 _IDS = frozenset((
     "id", "ids", "uid", "gid", "uuid", "guid", "key", "code", "hash", "zip", "zipcode", "postcode", "postal", "user",
@@ -90,7 +92,8 @@ class Label:
 
 def guess(sample: LogSample) -> list[Column]:
     """A guess for each column, in the file's order."""
-    return [_guessed(name, column) for name, column in sample.columns.items()]
+    enough = _MANY if sample.whole else _MANY_IDS
+    return [_guessed(name, column, enough) for name, column in sample.columns.items()]
 
 
 def offered(config: LogConfig) -> str:
@@ -109,7 +112,8 @@ def words(name: str) -> list[str]:
     return [each.lower() for each in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
-def _guessed(name: str, column: pa.Array) -> Column:
+def _guessed(name: str, column: pa.Array, enough: int) -> Column:
+    """Guesses a column. `enough`: so many different ids, if none is there twice, are one for each row."""
     kind = plain(column.type)
     if is_list(kind) and not (is_text(kind.value_type) or pa.types.is_integer(kind.value_type)):
         return Column(name, "unusable", f"holds {kind}, which no model is made for", 0)
@@ -117,19 +121,20 @@ def _guessed(name: str, column: pa.Array) -> Column:
         lists = pc.list_value_length(column)
         return Column(name, "multi_valued", f"up to {pc.max(lists).as_py() or 0} values", 0, column.null_count)
     if is_text(kind):
-        return _of_texts(name, column.cast(pa.string()) if column.type != pa.string() else column)
+        return _of_texts(name, column.cast(pa.string()) if column.type != pa.string() else column, enough)
     if pa.types.is_temporal(kind):
         return Column(name, "time", f"{kind}", 0, column.null_count)
     if pa.types.is_boolean(kind):
         return Column(name, "categorical", "true or false", 2, column.null_count)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         numbers = column.drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return _of_numbers(name, numbers, column.null_count, pa.types.is_integer(kind), pa.types.is_integer(kind))
+        integers = pa.types.is_integer(kind)
+        return _of_numbers(name, numbers, column.null_count, integers, integers, enough)
     what = "nothing" if pa.types.is_null(kind) else f"{kind}, which no model is made for"
     return Column(name, "unusable", f"holds {what}", 0, column.null_count)
 
 
-def _of_texts(name: str, column: pa.Array) -> Column:
+def _of_texts(name: str, column: pa.Array, enough: int) -> Column:
     texts = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
     known = texts.filter(pc.invert(pc.is_in(texts, pa.array(sorted(MISSING_TEXTS)))))
     missing = len(texts) - len(known)
@@ -138,22 +143,22 @@ def _of_texts(name: str, column: pa.Array) -> Column:
     numbers = _numbers(known)
     if numbers is not None and not _leading_zeros(known):
         integers = bool((numbers == np.floor(numbers)).all()) and not pc.any(pc.match_substring(known, ".")).as_py()
-        return _of_numbers(name, numbers, missing, integers, categorical_texts=True)
+        return _of_numbers(name, numbers, missing, integers, True, enough)
     different = pc.count_distinct(known).as_py()
     some = known.slice(0, 200).to_pylist()
     if sum(map(looks_like_a_time, some)) * 10 >= 9 * len(some):
         return Column(name, "time", f"such as {some[0]}", different, missing)
     # A missing text is a category like any other.
-    return _of_categories(name, known, different, len(column))
+    return _of_categories(name, known, different, len(column), enough)
 
 
-def _of_categories(name: str, known: pa.Array, different: int, rows: int) -> Column:
+def _of_categories(name: str, known: pa.Array, different: int, rows: int, enough: int) -> Column:
     separator = _separator(known)
     if separator is not None:
         return Column(name, "multi_valued", f"values with {separator!r} between them", different, 0, separator)
     if different == 1 and len(known) == rows:
         return Column(name, "unusable", f"is {known[0].as_py()!r} in all rows", 1)
-    if different == len(known) >= _MANY and not _named(name, _IDS):
+    if different == len(known) >= (enough if _named(name, _IDS) else _MANY):
         return Column(name, "row_number", "another text in each row", different)
     return Column(name, "categorical", f"{different:,} values", different)
 
@@ -171,7 +176,9 @@ def _leading_zeros(texts: pa.Array) -> bool:
     return bool(pc.any(pc.match_substring_regex(texts, r"^0\d")).as_py())
 
 
-def _of_numbers(name: str, numbers: np.ndarray, missing: int, integers: bool, categorical_texts: bool) -> Column:
+def _of_numbers(
+    name: str, numbers: np.ndarray, missing: int, integers: bool, categorical_texts: bool, enough: int
+) -> Column:
     """Guesses a column of numbers, float64 [n]. `categorical_texts`: it can also be read as categories, unlike floats
     in Parquet."""
     finite = numbers[np.isfinite(numbers)]
@@ -192,6 +199,8 @@ def _of_numbers(name: str, numbers: np.ndarray, missing: int, integers: bool, ca
     if integers and count == finite.size >= _MANY and (np.diff(finite) == 1).all():
         return found("row_number", "counts the rows")
     if integers and categorical_texts:
+        if _named(name, _IDS) and count == finite.size >= enough:
+            return found("row_number", "another number in each row")
         if _named(name, _IDS):
             return found("categorical", f"{count:,} values, named like an id")
         if count <= FEW and (high - low <= _NARROW or (counts == 1).sum() * 2 <= count):

@@ -131,12 +131,13 @@ class EdgeFile:
     comment_lines: int = 0
     holds: str = "edges"
 
-    def select(self, width: int, names: Sequence[str] | None) -> list[int]:
+    def select(self, width: int, names: Sequence[str] | None, first: Sequence[str] = ()) -> list[int]:
         """The numbers of the columns to read, in the order head, relation (if used), tail.
 
         Args:
             width: the number of columns of the file.
             names: their names, if the file has names.
+            first: the fields of a text's first line, for a message.
 
         Raises:
             InputError: a column is missing, or it is unclear which columns are meant.
@@ -158,7 +159,9 @@ class EdgeFile:
             between = (
                 "; say what is between them with --delimiter, such as ' '" if self.path.suffix != ".parquet" else ""
             )
-            how = between if width < 2 else "; say which with --columns"
+            shown = names or first
+            seen = f"; the first line is {', '.join(map(repr, shown[:10]))}" if shown else ""
+            how = between if width < 2 else f"; say which with --columns HEAD,RELATION,TAIL, such as 0,1,2{seen}"
             raise InputError(f"2 or 3 columns are expected, {width} found{how}", self.path)
         if len(set(found)) != len(found):
             raise InputError(f"the same column is named twice: {', '.join(wanted or ())}", self.path)

@@ -168,7 +168,7 @@ class _Parser:
         self.width = len(fields)
         header = self._has_header(lines)
         names = fields if header else None
-        self.chosen = self.file.select(self.width, names)
+        self.chosen = self.file.select(self.width, names, fields)
         numbered = [f"{index} (counted from 0)" for index in range(self.width)]
         self.titles = numbered if names is None else [repr(name) for name in names]
         if header:
