@@ -314,6 +314,7 @@ def test_arguments_that_contradict_the_file_or_what_is_there(command, here):
         ("n", [str(i) for i in range(300)], "row_number"),
         ("n", [f"text {i}" for i in range(300)], "row_number"),
         ("event_id", [f"e{i * 7 % 300}" for i in range(300)], "row_number"),
+        ("height", [str(i * 7 % 300) for i in range(300)], "numeric"),
         ("order_id", [str(i * 7 % 300) for i in range(300)], "row_number"),
         ("user_id", [f"u{i * 7 % 299}" for i in range(300)], "categorical"),
         ("user_id", [str(i * 7 % 299) for i in range(300)], "categorical"),

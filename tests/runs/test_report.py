@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +22,11 @@ from marius_oac.runs.report.details import nodes
 from marius_oac.runs.report.drawing import check_matplotlib, colour, draw
 from marius_oac.runs.report.history import read_history
 from marius_oac.runs.report.learning import what
-from marius_oac.runs.report.page import arranged, write_report
+from marius_oac.runs.report.page import arranged, pieces, printable, write_report
 from marius_oac.runs.report.parts import Figure, Report, Section, Table
 from marius_oac.runs.report.quality import quality
+from marius_oac.runs.report.rows import rows
+from marius_oac.runs.report.speed import speed
 from tests.graphs import tiny_config
 
 EVIL = "<script>alert(1)</script>&\"'$x^2$\u202e"
@@ -66,7 +69,7 @@ def made_up(path, graph, *overrides, losses=(3.0, 2.5, 2.0, 1.5), ended="a" * 64
 class Page(HTMLParser):
     """The elements of a page, with their attributes; every one that is opened must be closed."""
 
-    VOID = {"meta", "link", "input"}
+    VOID = {"meta", "link", "input", "wbr"}
 
     def __init__(self, text):
         super().__init__()
@@ -286,7 +289,11 @@ def test_nodes_and_changes_of_the_mode(graph, tmp_path):
     (path / "nodes").mkdir()
     section = nodes(Report([read_history(path)]))
     totals, modes = section.blocks
-    assert ["dense.syncs", "5"] in totals.rows and modes.rows == [["11", "gba", EVIL]]
+    assert (
+        totals.header == ["what", "value"]
+        and ["dense.syncs", "5"] in totals.rows
+        and modes.rows == [["11", "gba", EVIL]]
+    )
 
 
 def test_what_was_measured_with_the_models(graph, tmp_path, monkeypatch):
@@ -298,6 +305,8 @@ def test_what_was_measured_with_the_models(graph, tmp_path, monkeypatch):
     assert quality(Report(runs)) is None
     section = quality(Report(runs, [found, Quality("", 0)]))
     assert section.sentences == ["Run A: Measured on answers of 1,234 edges of `test`."]
+    both = [each.title for each in quality(Report(runs, [found, found])).blocks]
+    assert [title[:6] for title in both] == ["Run A:", "Run B:"] * 4 and both[1] == "Run B: MRR by relation"
     relations, degrees, calibration, plane = section.blocks
     assert "from 0 (a'b) to 0.8" in relations.words and "the 20 with the most answers of 25" in relations.words
     assert len(relations.table.rows) == 25 and degrees.table.rows[1] == [EVIL, "0.03333", "29"]
@@ -311,6 +320,40 @@ def test_what_was_measured_with_the_models(graph, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "render", lambda report: str(report.qualities))
     write_report(paths, tmp_path / "page.html", lambda path: measured.append(path) or found)
     assert measured == paths and main(["report", str(paths[0]), "--trust"]) == 2
+
+
+def test_what_compute_includes_is_told_where_compute_is_said_to_bind(graph, tmp_path):
+    more = "Here compute includes `validate`, which the same thread does."
+    for name, wait, plan, told in [("a", 0.3, 0.1, True), ("b", 0.0, 0.1, False), ("c", 0.3, 1.9, False)]:
+        path = made_up(tmp_path / name, graph)
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            if line["kind"] == "interval":
+                line["stage_seconds"] = {"plan": plan, "validate": wait, "compute": 0.9}
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        stages = next(each for each in speed(Report([read_history(path)])).blocks if "per stage" in each.title)
+        assert "Bound by" in stages.words and (more in stages.words) == told, stages.words
+
+
+def test_amounts_begin_at_0(graph, tmp_path):
+    report = Report([read_history(made_up(tmp_path / "a", graph))])
+    for figure in (speed(report).blocks[0], rows(report).blocks[0]):
+        for drawing in figure.drawings.values():
+            assert re.search(r"<text[^>]*>0</text>", drawing["wide"]), figure.title
+
+
+def test_names_are_broken_where_they_have_points_and_underscores():
+    assert pieces("training.examples_per_second") == ["training.", "examples_", "per_", "second"]
+    for name in ("", ".", "a", "a..b_", f"_{EVIL}."):
+        assert "".join(pieces(name)) == printable(name)
+
+
+def test_a_long_table_is_cut_only_where_it_can_be_scrolled():
+    style = (Path(page.__file__).parent / "page.css").read_text()
+    cut = re.findall(r"([.\w ]+) \{ max-height: [^n]", style)
+    printed = style[style.index("@media print") :]
+    assert cut and all(f"{each.strip()} {{ max-height: none; }}" in printed for each in cut)
+    assert all(f"{each.strip()} {{ max-height: 19rem; overflow-y: auto; background:" in style for each in cut)
 
 
 def test_long_tables_of_curves_are_thinned_and_others_are_not():

@@ -73,7 +73,7 @@ def _parting(first: History, second: History) -> str | None:
             )
             return f"different bits: they part in epoch {epoch + 1}, {since}; the losses differ at batch {batch + 1:,}"
         before = batch
-    return None if both else "nothing to compare: they have no batches in common"
+    return None if both else "nothing to compare: no two of their losses are of the same batches"
 
 
 def _losses(lines: Sequence[Interval]) -> dict[tuple[int, int], float | None]:

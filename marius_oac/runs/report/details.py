@@ -27,7 +27,7 @@ def nodes(report: Report) -> Section | None:
     found = columns(report, names, lambda run, name: _last(run).get(name))
     blocks: list[Figure | Table] = []
     if found:
-        blocks.append(Table("Between the nodes, over the whole run", header(report, "value"), found))
+        blocks.append(Table("Between the nodes, over the whole run", header(report, "what"), found))
     for name, title in _CURVES.items():
         curves, by_epoch = of_epochs(report, name)
         if any(np.ptp(each.values) > 0 for each in curves if len(each.values)):
@@ -51,7 +51,7 @@ def everything(report: Report) -> Section:
     names = list(dict.fromkeys(name for run in report.runs for name in _results(run)))
     if names:
         rows = columns(report, names, lambda run, name: _results(run).get(name))
-        blocks.append(Table("All results", header(report, "value"), rows, open=False))
+        blocks.append(Table("All results", header(report, "what"), rows, open=False))
     found = [flat(run.config.model_dump(mode="json")) for run in report.runs]
     keys = list(dict.fromkeys(key for each in found for key in each))
     table = [[key, *(each.get(key, "") for each in found)] for key in keys]

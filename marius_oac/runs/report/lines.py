@@ -22,9 +22,20 @@ Points = Sequence[tuple[int, tuple[np.ndarray, np.ndarray]]]
 
 
 def line_figure(
-    report: Report, id: str, title: str, curves: Sequence[Curve], table: Table, marks: bool = False
+    report: Report,
+    id: str,
+    title: str,
+    curves: Sequence[Curve],
+    table: Table,
+    marks: bool = False,
+    from_0: bool = False,
 ) -> list[Figure]:
-    """A figure of one curve for each run, on every axis; none where there is nothing to draw."""
+    """A figure of one curve for each run, on every axis; none where there is nothing to draw.
+
+    Args:
+        marks: whether points are marked.
+        from_0: whether the vertical axis begins at 0, as that of amounts does whose ratios are compared.
+    """
     drawn = [each for each in curves if each.is_drawn]
     if not drawn:
         return []
@@ -32,7 +43,7 @@ def line_figure(
     for axis, label in report.axes.items():
         points = [(each.run, found) for each in drawn if (found := each.points(axis)) is not None]
         if points:
-            drawings[axis] = draw(f"{id}-{axis}", _lines(report, points, label, marks))
+            drawings[axis] = draw(f"{id}-{axis}", _lines(report, points, label, marks, from_0))
     words = "; ".join(
         f"{report.letter(each.run) + ' ' if report.several else ''}from {number_text(float(each.values[0]))} to "
         f"{number_text(float(each.values[-1]))}"
@@ -41,7 +52,7 @@ def line_figure(
     return [Figure(title, f"{title}: {words}.", drawings, table)]
 
 
-def _lines(report: Report, curves: Points, label: str, marks: bool) -> Paint:
+def _lines(report: Report, curves: Points, label: str, marks: bool, from_0: bool) -> Paint:
     def paint(axes: Axes, narrow: bool) -> None:
         ends = []
         for run, (places, values) in curves:
@@ -51,6 +62,8 @@ def _lines(report: Report, curves: Points, label: str, marks: bool) -> Paint:
             )  # fmt: skip
             ends.append((float(values[-1]), report.letter(run), colour("run", run)))
         tidy(axes, label, narrow)
+        if from_0:
+            axes.set_ylim(0)
         if report.several:
             name_at_ends(axes, ends)
 

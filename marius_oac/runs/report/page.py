@@ -90,7 +90,7 @@ def html(
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )  # fmt: skip
-    environment.filters |= {"printable": printable, "coded": coded}
+    environment.filters |= {"printable": printable, "coded": coded, "pieces": pieces}
     environment.globals["svg"] = Markup
     here = files(__package__)
     page = environment.from_string((here / "page.html.j2").read_text("utf-8"))
@@ -126,6 +126,11 @@ def _fills_a_line(block: Figure | Table) -> bool:
 def printable(text: object) -> str:
     """A text without what could change how the page is read, such as marks that turn the direction of writing."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(text))
+
+
+def pieces(name: object) -> list[str]:
+    """The pieces of a name between which a line may end: after its points and underscores."""
+    return re.findall(r"[^._]*[._]|[^._]+", printable(name))
 
 
 def coded(text: str) -> list[tuple[bool, str]]:

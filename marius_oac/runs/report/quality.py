@@ -28,22 +28,24 @@ def quality(report: Report) -> Section | None:
         if found.measured:
             what = "answers of {:,} edges" if found.degrees else "{:,} examples"
             sentences.append(f"{report.of(number)}Measured on {what.format(found.measured)} of `{found.split}`.")
-        blocks += _figures(report, number, found)
+    figures = [_figures(report, number, found) for number, found in enumerate(report.qualities)]
+    for id in ("relations", "degrees", "calibration", "map"):  # of all runs beside each other
+        blocks += [of_run[id] for of_run in figures if id in of_run]
     return Section("quality", "Quality", sentences, blocks) if blocks else None
 
 
-def _figures(report: Report, number: int, found: Quality) -> list[Figure]:
-    figures = []
+def _figures(report: Report, number: int, found: Quality) -> dict[str, Figure]:
+    figures = {}
     for id, title, first, groups in (
         ("relations", "MRR by relation", "relation", found.relations),
         ("degrees", "MRR by the answer's edges in train", "edges", found.degrees),
     ):
         if groups:
-            figures.append(_groups(f"{id}-{number}", f"{report.of(number)}{title}", first, groups))
+            figures[id] = _groups(f"{id}-{number}", f"{report.of(number)}{title}", first, groups)
     if found.bins:
-        figures.append(_calibration(report, number, found.bins))
+        figures["calibration"] = _calibration(report, number, found.bins)
     if found.plane is not None:
-        figures.append(_plane(report, number, found.plane))
+        figures["map"] = _plane(report, number, found.plane)
     return figures
 
 

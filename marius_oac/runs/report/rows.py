@@ -34,7 +34,7 @@ def rows(report: Report) -> Section | None:
             {each.totals.epoch + 1: value(each.totals) for each in run.epochs} for run in report.runs
         ]
         caption = title.removesuffix(", per batch") + " by epoch"
-        blocks += line_figure(report, f"rows-{id}", title, curves, epoch_table(report, caption, by_epoch))
+        blocks += line_figure(report, f"rows-{id}", title, curves, epoch_table(report, caption, by_epoch), from_0=True)
     sentences = []
     for number, run in enumerate(report.runs):
         if run.config.pipeline.mode == "oac" and not any(line.lost_updates for line in run.intervals):
@@ -49,7 +49,7 @@ def disk(report: Report) -> Section | None:
     if not names:
         return None
     totals = columns(report, names, lambda run, name: run.epochs[-1].values.get(name) if run.epochs else None)
-    blocks: list[Figure | Table] = [Table("Disk, over the whole run", header(report, "value"), totals)]
+    blocks: list[Figure | Table] = [Table("Disk, over the whole run", header(report, "what"), totals)]
     moved = []
     for number, run in enumerate(report.runs):
         reads, writes = (_gains([each.values.get(f"disk.bytes_{way}", 0.0) for each in run.epochs])

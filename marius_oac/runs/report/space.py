@@ -24,7 +24,7 @@ def memory(report: Report) -> Section | None:
             names = list(dict.fromkeys(name for each in parts for name in each))
             rows = [[name, *(bytes_text(each[name]) if name in each else "" for each in parts)] for name in names]
             if rows:
-                blocks.append(Table(f"{PLACES[place].capitalize()}, planned", header(report, "size"), rows))
+                blocks.append(Table(f"{PLACES[place].capitalize()}, planned", header(report, "what"), rows))
             continue
         for number, run in enumerate(report.runs):
             if parts[number]:
@@ -33,7 +33,7 @@ def memory(report: Report) -> Section | None:
     if not blocks:
         names = ["memory.peak_rss_bytes", "machine.planned_bytes.host"]
         found = columns(report, names, lambda run, name: run.epochs[-1].values.get(name) if run.epochs else None)
-        blocks = [Table("Memory", header(report, "value"), found)] if found else []
+        blocks = [Table("Memory", header(report, "what"), found)] if found else []
     return Section("memory", "Memory and disk space", (), blocks) if blocks else None
 
 

@@ -35,7 +35,7 @@ def speed(report: Report) -> Section | None:
         ", of all trainers" if any(run.over_nodes for run in report.runs) else ""
     )
     title = "Examples per second" + (" (first trainer)" if any(run.over_nodes for run in report.runs) else "")
-    blocks += line_figure(report, "rate", title, rates, epoch_table(report, caption, by_epoch))
+    blocks += line_figure(report, "rate", title, rates, epoch_table(report, caption, by_epoch), from_0=True)
     for number, run in enumerate(report.runs):
         blocks += _stages(report, number, run, courses[number])
         blocks += _channels(report, number, run, courses[number])
@@ -81,8 +81,11 @@ def _stages(report: Report, number: int, run: History, course: Course) -> list[F
         swatches,
     )
     found = run.bound()
-    words = f"Threads that are busy with each stage. {found.line[:1].upper()}{found.line[1:]}." if found else ""
-    words = words or "Threads that are busy with each stage."
+    words = "Threads that are busy with each stage."
+    if found:
+        words += f" {found.line[:1].upper()}{found.line[1:]}."
+    if found and found.by == "compute" and "validate" in named:
+        words += " Here compute includes `validate`, which the same thread does."
     return [Figure(f"{report.of(number)}Seconds per stage", words, drawings, table, beside=True)]
 
 

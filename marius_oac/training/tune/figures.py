@@ -59,20 +59,26 @@ def by_trial(trials: Sequence[Trial], best: Trial, metric: str) -> Figure:
 
 def by_epoch(trials: Sequence[Trial], best: Trial, metric: str) -> Figure | None:
     """Validation of each trial while it trained; None where none was evaluated more than once."""
-    some = [trial for trial in drawn(trials, best) if len(trial.curve) > 1]
-    if not some:
+    some = [trial for trial in drawn(trials, best) if trial.curve]
+    if all(len(trial.curve) == 1 for trial in some):
         return None
 
     def paint(axes: Axes, narrow: bool) -> None:
         for trial in some:
             paint, dashes = (_STOPPED, (0, (4, 2))) if trial.state == "pruned" else (_COMPLETE, "solid")
-            axes.plot(*zip(*trial.curve, strict=True), color=paint, linewidth=0.8, alpha=0.6, linestyle=dashes)
+            axes.plot(
+                *zip(*trial.curve, strict=True), color=paint, linewidth=0.8, alpha=0.6, linestyle=dashes,
+                marker="x" if len(trial.curve) == 1 else None, markersize=4,
+            )  # fmt: skip
         if best.curve:
             axes.plot(*zip(*best.curve, strict=True), color=_BEST, linewidth=2.4)
         tidy(axes, "epoch", narrow, metric)
 
     rows = [[f"{epoch:,}", number_text(value)] for epoch, value in best.curve]
-    words = f"A line for each trial, dashed where it was stopped early; the thick one is the best, trial {best.number}."
+    words = (
+        f"A line for each trial, dashed where it was stopped early, and a cross where it was evaluated once; the thick "
+        f"one is the best, trial {best.number}."
+    )
     table = Table(f"Trial {best.number}", ["epoch", metric], rows, open=False, series=True)
     return Figure("Validation by epoch", words, {"": draw("epochs", paint, 300)}, table)
 

@@ -10,7 +10,7 @@ from marius_oac.cli.commands import main
 from marius_oac.config.space import SpaceConfig
 from marius_oac.config.task import load_config
 from marius_oac.runs.report.parts import number_text
-from marius_oac.training.tune.figures import MOST_DRAWN, by_setting, by_trial, drawn
+from marius_oac.training.tune.figures import MOST_DRAWN, by_epoch, by_setting, by_trial, drawn
 from marius_oac.training.tune.report import config_section, read_study, trials_section, write_study_report
 from marius_oac.training.tune.results import ranked
 from marius_oac.training.tune.sampling import Sampling
@@ -115,6 +115,15 @@ def test_the_best_trials_their_config_and_each_improvement(search):
     values = [0.1, 0.3, 0.3, None, 0.2, 0.5]
     trials = [Trial(number=n, values={}, state="complete" if v else "failed", value=v) for n, v in enumerate(values)]
     assert by_trial(trials, trials[5], "mrr").table.rows == [["0", "0.1"], ["1", "0.3"], ["5", "0.5"]]
+
+
+def test_a_trial_that_was_evaluated_once_is_drawn_by_epoch():
+    ended = {"state": "complete", "value": 0.5, "values": {}}
+    long = Trial(number=0, curve=((1, 0.25), (2, 0.5)), **ended)
+    short = [Trial(number=n, state="pruned", values={}, curve=((1, 0.125 * n),)) for n in (1, 2)]
+    alone, among = (by_epoch([long, *more], long, "auc").drawings[""]["wide"] for more in ([], short))
+    assert among.count("<use") == alone.count("<use") + 2
+    assert by_epoch([Trial(number=0, curve=((1, 0.5),), **ended), *short], long, "auc") is None
 
 
 def test_many_trials_are_thinned_but_the_best_is_drawn():
