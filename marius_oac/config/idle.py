@@ -21,6 +21,7 @@ _NEEDS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
         (f"training.optimizer.{key}", "training.optimizer.kind", users_of(ROW_OPTIMIZERS, key))
         for key in ("beta1", "beta2", "epsilon", "initial_accumulator")
     ),
+    ("evaluation.decisive", "evaluation.candidates", ("given",)),
     ("compute.products", "compute.precision", ("float32", "tf32")),
     ("storage.page", "storage.on_disk", (True,)),
     ("storage.depth", "storage.on_disk", (True,)),
@@ -42,8 +43,9 @@ def idle_settings(config: BaseConfig) -> list[str]:
     kind = _value(config, "training.regularization.kind")
     if kind not in (None, "none") and not _value(config, "training.regularization.weight"):
         said.append(f"training.regularization.kind '{kind}' does nothing here: its weight is 0")
-    if _value(config, "evaluation.candidates") == "all" and _value(config, "evaluation.degree_fraction"):
-        said.append("evaluation.degree_fraction does nothing here: evaluation.candidates is 'all'")
+    candidates = _value(config, "evaluation.candidates")
+    if isinstance(candidates, str) and _value(config, "evaluation.degree_fraction"):
+        said.append(f"evaluation.degree_fraction does nothing here: evaluation.candidates is {candidates!r}")
     said += [
         f"nodes.{name} does nothing here: the run is on one machine, without --nodes"
         for name in NodesConfig.model_fields

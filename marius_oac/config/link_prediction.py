@@ -25,6 +25,7 @@ from marius_oac.config.sections import (
     Bool,
     EarlyStoppingConfig,
     Fraction,
+    GivenMetric,
     GraphDataConfig,
     NonNegativeFloat,
     NonNegativeInt,
@@ -195,8 +196,15 @@ class EvaluationConfig(Section):
     every: NonNegativeInt = Field(
         1, description="Epochs between evaluations on the validation set. The last epoch is always evaluated. 0: never."
     )
-    candidates: Literal["all"] | PositiveInt = Field(
-        "all", description="Entities that each answer is ranked against: all, or this many drawn at random."
+    candidates: Literal["all", "given"] | PositiveInt = Field(
+        "all",
+        description="Entities that each answer is ranked against: all, this many drawn at random, or given: negatives "
+        "that come with the graph, by the rule of OGB's evaluator. Default for such a graph: given.",
+    )
+    decisive: GivenMetric | None = Field(
+        None,
+        description="Metric of candidates: given that decides which checkpoint is best. Default: the graph's own. "
+        "Values: mrr, hits@10, hits@20, hits@50, hits@100.",
     )
     degree_fraction: Fraction = Field(
         0.0, description="Fraction of drawn candidates drawn in proportion to node degree."
@@ -235,7 +243,10 @@ class Config(BaseConfig):
 
     @property
     def decisive_metric(self) -> str:
-        """The mean reciprocal rank, filtered if known answers are left out."""
+        """The mean reciprocal rank, filtered if known answers are left out; with negatives of the graph its own metric,
+        which is filled in when a run begins."""
+        if self.evaluation.candidates == "given":
+            return self.evaluation.decisive or "mrr"
         return "filtered.mrr" if self.evaluation.filtered else "unfiltered.mrr"
 
     @model_validator(mode="after")

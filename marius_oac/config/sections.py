@@ -73,6 +73,8 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+GivenMetric = Literal["mrr", "hits@10", "hits@20", "hits@50", "hits@100"]
+"""What is computed with negatives that come with a graph."""
 OwnMetrics = Annotated[
     tuple[Annotated[str, BeforeValidator(_own)], ...],
     BeforeValidator(listed, json_schema_input_type=Name | tuple[Name, ...]),

@@ -17,7 +17,7 @@ class Metrics:
     """After the decimal point."""
 
     def __str__(self) -> str:
-        shown = {name: value for name, value in self.values.items() if ".heads." not in name and ".tails." not in name}
+        shown = {name: value for name, value in self.values.items() if not {"heads", "tails"} & set(name.split("."))}
         width = max(28, *(len(name) + 2 for name in shown))
         lines = (f"  {name:<{width}}{metric_text(name, value, self.digits)}" for name, value in shown.items())
         return "\n".join([self.title, *lines])

@@ -68,12 +68,12 @@ def by_relation(ranks: np.ndarray, relations: np.ndarray, names: Callable[[np.nd
     """The MRR of each relation, those with the most answers first.
 
     Args:
-        ranks: of heads and tails, float64 [2, E].
+        ranks: of heads and tails, or of one of these, float64 [1 or 2, E].
         relations: of the edges, int [E].
         names: of relations, by their ids.
     """
     found, groups = np.unique(relations, return_inverse=True)
-    counts, means = _means(ranks, np.stack([groups, groups]), len(found))
+    counts, means = _means(ranks, np.broadcast_to(groups, ranks.shape), len(found))
     order = np.argsort(-counts, kind="stable")
     called = names(found[order])
     return [Group(name, int(counts[at]), float(means[at])) for name, at in zip(called, order, strict=True)]
@@ -83,7 +83,7 @@ def by_degree(ranks: np.ndarray, answers: np.ndarray, degrees: np.ndarray) -> li
     """The MRR of answers by how many training edges they have: 0, 1, 2-3, 4-7 and so on.
 
     Args:
-        ranks, answers: of heads and tails, float64 and int [2, E].
+        ranks, answers: of heads and tails, or of one of these, float64 and int [1 or 2, E].
         degrees: of all entities, int64 [N].
     """
     groups = np.frexp(degrees[answers].astype(np.float64))[1]  # 0: 0; 1: 1; 2 and 3: 2; 4 to 7: 3

@@ -22,6 +22,7 @@ from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.evaluation.ranks import Candidates
 from marius_oac.kernels.cpu.decoders import L2, MODULI
 from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.kernels.cpu.own_scores import score_own
 from marius_oac.models.compute.parts import blaming_own
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.link_prediction.decoders import KEY, Decoder, make_decoder
@@ -174,6 +175,40 @@ class LinkScorer:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
         return scores
+
+    def among(self, given: np.ndarray, relations: np.ndarray | None, side: Side, candidates: np.ndarray) -> np.ndarray:
+        """Scores of each query with candidates of its own, float32 [n, m]. Candidates with equal embeddings have the
+        same score.
+
+        Args:
+            given, relations: see `queries`.
+            candidates: ids of entities, int64 [n, m].
+        """
+        rows, columns = np.unique(candidates, return_inverse=True)
+        columns = columns.reshape(candidates.shape)
+        values, queries = self.entities.read(rows), self.queries(given, relations, side)[: len(given)]
+        if self.device.type != "cpu" or self.decoder.compiled is None:
+            return self._among_in_torch(queries, torch.from_numpy(np.ascontiguousarray(values)), columns)
+        scores = np.empty(candidates.shape, np.float32)
+        kind, arrays = self.decoder.compiled.similarity, (queries.contiguous().numpy(), np.ascontiguousarray(values))
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            step = max(1, -(-len(scores) // torch.get_num_threads()))
+            parts = [slice(first, first + step) for first in range(0, len(scores), step)]
+            for part in [
+                threads.submit(score_own, kind, arrays[0][each], arrays[1], columns[each], scores[each])
+                for each in parts
+            ]:
+                part.result()
+        return scores
+
+    def _among_in_torch(self, queries: torch.Tensor, values: torch.Tensor, columns: np.ndarray) -> np.ndarray:
+        """Candidates are padded, as in `vectors`."""
+        count, on_cpu = columns.shape[1], self.device.type == "cpu"
+        padded = np.pad(columns, ((0, 0), (0, -count % GRAIN)), mode="edge")
+        with blaming_own(self.model.decoder, KEY), torch_threads(1) if on_cpu else nullcontext():
+            vectors = values.to(self.device)[torch.from_numpy(padded).to(self.device)]
+            scores = self.decoder.score(queries.unsqueeze(1), vectors)[:, 0, :count]
+        return scores.cpu().numpy()
 
     def _by_pieces(self, queries: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         scores = queries.new_empty((len(queries), len(candidates)))

@@ -23,7 +23,7 @@ from marius_oac.tasks.ctr.task import resume_ctr_task, start_ctr_task
 from marius_oac.tasks.ctr.trained import TrainedClickModel
 from marius_oac.tasks.encoder.build import largest_layer as of_encoder
 from marius_oac.tasks.link_prediction.build import largest_layer as of_links
-from marius_oac.tasks.link_prediction.build import settled_on
+from marius_oac.tasks.link_prediction.build import settled_on, settled_on_given
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.tasks.link_prediction.trained import TrainedModel
 from marius_oac.tasks.node_classification.task import NodeClassificationTask
@@ -48,6 +48,7 @@ class TaskEntry:
         resume: makes that of a run that continues.
         trained: the class of a run's result.
         default_name: of a run's folder.
+        decided: fills in the metric by which runs are compared, where that depends on the data.
         largest_layer: the sizes of a step's largest products; None: it has none that `compute.products` is about.
     """
 
@@ -56,6 +57,7 @@ class TaskEntry:
     resume: Resume
     trained: type[TrainedRun]
     default_name: Callable[[Any], str]
+    decided: Callable[[Any], Any]
     largest_layer: Callable[[Any], Layer | None]
 
 
@@ -63,6 +65,14 @@ def _start_links(config: Config) -> tuple[Task, Sequence[str]]:
     graph = open_or_prepare(config.data.path)
     config, notes = settled_on(config, graph)
     return GraphTask(config, graph), notes
+
+
+def _decided(config: Config) -> Config:
+    return settled_on_given(config, open_or_prepare(config.data.path))
+
+
+def _as_it_is(config: Any) -> Any:
+    return config
 
 
 def _start_classes(config: NodeClassificationConfig) -> tuple[Task, Sequence[str]]:
@@ -86,11 +96,12 @@ def _of_classes(config: NodeClassificationConfig) -> Layer:
 
 
 TASKS = {
-    "graph": TaskEntry(Config, _start_links, _again(_start_links), TrainedModel, _of_graph, of_links),
+    "graph": TaskEntry(Config, _start_links, _again(_start_links), TrainedModel, _of_graph, _decided, of_links),
     "node_classification": TaskEntry(
-        NodeClassificationConfig, _start_classes, _again(_start_classes), TrainedClassifier, _of_graph, _of_classes,
+        NodeClassificationConfig, _start_classes, _again(_start_classes), TrainedClassifier, _of_graph, _as_it_is,
+        _of_classes,
     ),
-    "ctr": TaskEntry(CtrConfig, start_ctr_task, resume_ctr_task, TrainedClickModel, _of_network, of_clicks),
+    "ctr": TaskEntry(CtrConfig, start_ctr_task, resume_ctr_task, TrainedClickModel, _of_network, _as_it_is, of_clicks),
 }  # fmt: skip
 """By the `task` of a configuration."""
 

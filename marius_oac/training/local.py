@@ -45,7 +45,9 @@ class Run:
 
     def __str__(self) -> str:
         keys = ("valid.filtered.mrr", "test.filtered.mrr", "test.filtered.hits@1", "test.filtered.hits@3",
-                "test.filtered.hits@10", "training.epochs", "training.seconds", "training.examples_per_second",
+                "test.filtered.hits@10", "valid.mrr", "test.mrr", "test.hits@1", "test.hits@3", "test.hits@10",
+                "valid.hits@20", "test.hits@20", "valid.hits@50", "test.hits@50", "valid.hits@100", "test.hits@100",
+                "training.epochs", "training.seconds", "training.examples_per_second",
                 "test.accuracy", "valid.accuracy", "test.auc", "test.log_loss",
                 "valid.auc", "progressive.auc", "progressive.log_loss", "progressive.examples",
                 "training.lost_updates", "ordering.bytes_read_per_epoch",

@@ -27,7 +27,8 @@ TEXT = {"train": b"a\tr\tb\nb\tr\ta\n", "valid": b"a\tr\ta\n", "test": b"b\tr\tb
 SHA256 = {split: hashlib.sha256(text).hexdigest() for split, text in TEXT.items()}
 EXPECTED = {
     "FB15k", "FB15k-237", "WN18", "WN18RR", "YAGO3-10", "CoDEx-S", "CoDEx-M", "CoDEx-L", "Freebase86m", "Wikidata5M",
-    "ogbl-wikikg2", "LiveJournal", "Twitter-2010",
+    "ogbl-wikikg2", "ogbl-biokg", "ogbl-citation2", "ogbl-collab", "ogbl-ddi", "ogbl-ppa",
+    "LiveJournal", "Twitter-2010",
 }  # fmt: skip
 real_data = pytest.mark.skipif(
     "MARIUS_OAC_DATA" not in os.environ, reason="MARIUS_OAC_DATA names no folder of data sets"
@@ -43,7 +44,7 @@ def test_all_are_there_and_describe_themselves():
         assert ("checksum: verified" in line) == (dataset.sha256 is not None)
         assert dataset.licence in line and all(url.startswith("https://") for url in dataset.urls.values())
         assert set(dataset.urls) in ({"archive"}, set(dataset.splits))
-        assert ("archive" in dataset.urls) == bool(dataset.members) or dataset.obstacle
+        assert ("archive" in dataset.urls) == bool(dataset.members)
         assert dataset.sha256 is None or set(dataset.sha256) == set(dataset.splits)
 
 
@@ -275,12 +276,6 @@ def test_bad_archives(tmp_path, name, content, message):
     with pytest.raises(InputError) as caught:
         extract(tmp_path / name, {"deep/train.txt": tmp_path / "train.txt"})
     assert str(caught.value).startswith(f"{tmp_path / name}: {message}") and os.listdir(tmp_path) == [name]
-
-
-def test_pickled_splits_are_not_fetched(tmp_path):
-    with pytest.raises(InputError, match="ogbl-wikikg2: its splits are Python pickles, which are never opened here"):
-        fetch(find_dataset("wikikg2"), tmp_path)
-    assert os.listdir(tmp_path) == []
 
 
 def test_verify_leaves_unverified_sets_alone(tmp_path):

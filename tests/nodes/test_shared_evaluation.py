@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from benchmarks.nodes.trainers import train_together
+from marius_oac.data.graphs.given import GivenNegatives
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.evaluation.filters import KnownAnswers
+from marius_oac.evaluation.given import evaluate_given
 from marius_oac.evaluation.link_prediction import DRAW_EDGES, DrawnCandidates, _Ranking, evaluate
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.nodes.groups.thread_group import ThreadGroup
@@ -21,6 +23,7 @@ from marius_oac.runtime import signals
 from marius_oac.runtime.signals import StopSignal
 from marius_oac.tasks.ctr import evaluate as clicks
 from marius_oac.tasks.ctr.predict import ClickPredictor
+from marius_oac.types import Side
 from tests.click_logs import ctr_config, small_log
 from tests.evaluation.test_evaluate import make_edges, make_scorer
 from tests.nodes.test_node_tasks import labelled, links  # noqa: F401 - a fixture
@@ -176,6 +179,23 @@ def test_ranks_are_those_of_one_process(trainers, drawn, count):
 
     expected = make(UNSHARED)
     assert shared([True] * trainers, make, 1.0) == [expected] * trainers
+
+
+@pytest.mark.parametrize("trainers", [2, 5])
+def test_negatives_of_the_graph_are_shared(trainers):
+    scorer, random = make_scorer("complex", 2, 60, 1, exact=False), np.random.default_rng(0)
+    edges, table = make_edges(random, 83, 60), random.integers(0, 60, (83, 9))
+    plain = make_scorer("dot", 2, 60, 1, exact=False)
+    for scores, negatives in [
+        (scorer, GivenNegatives("mrr", {Side.TAIL: table, Side.HEAD: table[::-1]}, None, {})),
+        (plain, GivenNegatives("hits@20", {}, random.integers(0, 60, (57, 2)), {})),
+    ]:
+
+        def make(among, scores=scores, negatives=negatives):
+            found = evaluate_given(scores, edges, negatives, memory=1, among=among)
+            return found and {name: value for name, value in found.items() if name != "seconds"}
+
+        assert shared([True] * trainers, make, 1.0) == [make(UNSHARED)] * trainers
 
 
 def test_each_process_ranks_its_share(monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from marius_oac.data.graphs.edge_ids import check_ids
+from marius_oac.data.graphs.given import GivenNegatives, check_metric, files_of, open_negatives
 from marius_oac.data.graphs.names import check_names, ids_of, names_of
 from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.data.prepare.layout import FORMAT, MANIFEST, VERSION, fingerprint
@@ -21,6 +22,9 @@ from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.hashing import check_files
 from marius_oac.runtime.files.untrusted import Count, Described, DescribedFile, FileName, check_file, read_json, typed
 from marius_oac.runtime.files.untrusted_arrays import map_npy
+from marius_oac.types import present
+
+EVALUATED: tuple[Split, ...] = ("valid", "test")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Graph:
         num_edges: the number of edges of each split.
         fingerprint: equal exactly if the graphs' files are equal. A run records it.
         dtype: of the edges, int32 or int64.
+        metric: what is computed with negatives that come with the graph, `mrr` or `hits@K`; None: none do.
     """
 
     path: Path
@@ -42,6 +47,7 @@ class Graph:
     num_edges: Mapping[Split, int]
     fingerprint: str
     dtype: np.dtype
+    metric: str | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], verify: bool = True) -> Graph:
@@ -59,6 +65,9 @@ class Graph:
         counts: dict[Split, int] = {split: getattr(manifest.edges, split) for split in SPLITS}
         nodes, relations = manifest.num_nodes, manifest.num_relations
         needed = [f"{split}.npy" for split in SPLITS] + ["nodes.parquet"] + ["relations.parquet"] * (relations > 0)
+        metric = check_metric(manifest.negatives.metric, folder / MANIFEST) if manifest.negatives else None
+        given = {split: files_of(metric, split, manifest.files) for split in EVALUATED} if metric else {}
+        needed += [name for names in given.values() for name in names.values()]
         for name in needed:
             if name not in manifest.files:
                 raise InputError(f"is damaged: files.{name} is missing", folder / MANIFEST)
@@ -72,7 +81,10 @@ class Graph:
         if relations:
             check_names(folder / "relations.parquet", relations)
         digest = fingerprint({name: {"sha256": file.sha256} for name, file in manifest.files.items()})
-        return cls(folder, nodes, relations, counts, digest, arrays["train"].dtype)
+        graph = cls(folder, nodes, relations, counts, digest, arrays["train"].dtype, metric)
+        for split in given:
+            graph.negatives(split)
+        return graph
 
     def edges(self, split: Split) -> np.ndarray:
         """The split's edges, int32 or int64 [n, 3] (head, relation, tail) or [n, 2] (head, tail), mapped read-only.
@@ -86,6 +98,14 @@ class Graph:
         edges = _map(path, (self.num_edges[split], 3 if self.num_relations else 2))
         check_ids(edges, self.num_nodes, self.num_relations, path)
         return edges
+
+    def negatives(self, split: Split) -> GivenNegatives:
+        """The negatives that come with the graph for valid or test, where `metric` says that there are some. Raises
+        InputError if a file has changed."""
+        metric = present(self.metric)
+        there = {path.name: path for path in self.path.glob(f"{split}_*.npy")}
+        names = files_of(metric, split, there)
+        return open_negatives(metric, {side: self.path / name for side, name in names.items()}, self.num_edges[split])
 
     def node_names(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The names of nodes, in the order of `ids`. Raises InputError for an id outside [0, num_nodes)."""
@@ -136,6 +156,10 @@ class _Edges(Described):
     test: Count
 
 
+class _Negatives(Described):
+    metric: str
+
+
 class _Manifest(Described):
     """The fields of `graph.json` that are needed for reading."""
 
@@ -143,6 +167,7 @@ class _Manifest(Described):
     num_relations: Count
     edges: _Edges
     files: dict[FileName, DescribedFile]
+    negatives: _Negatives | None = None
 
 
 def _read_manifest(folder: Path) -> _Manifest:

@@ -39,13 +39,10 @@ def fetch(dataset: KnownDataset, cache_dir: Path, timeout: float = TIMEOUT_SECON
     """The data set's files by split, downloaded into `cache_dir/downloads/<name>` unless they exist.
 
     Raises:
-        InputError: the data set can't be fetched automatically (says what to do instead); as `download`; a known
-            checksum differs (the file is removed).
+        InputError: as `download`; a known checksum differs (the file is removed).
     """
-    if dataset.obstacle:
-        raise InputError(dataset.obstacle, dataset.name)
     folder = cache_dir / "downloads" / dataset.name
-    paths = {split: folder / _file_name(dataset, split) for split in dataset.splits}
+    paths = {split: folder / _file_name(dataset, split) for split in dataset.files}
     if not all(path.is_file() for path in paths.values()):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -66,6 +63,8 @@ def fetch(dataset: KnownDataset, cache_dir: Path, timeout: float = TIMEOUT_SECON
 
 
 def _file_name(dataset: KnownDataset, split: str) -> str:
+    if dataset.ogb:
+        return PurePosixPath(dataset.members[split]).name
     compressed = split in dataset.urls and dataset.urls[split].endswith(".gz")
     return f"{split}.txt{'.gz' if compressed else ''}"
 

@@ -3,6 +3,10 @@
 `train.npy`, `valid.npy`, `test.npy`: ids, C order, [edges, 3] (head, relation, tail) or [edges, 2] (head, tail), int32
 if there are at most 2**31 nodes and relations, else int64. `nodes.parquet`, `relations.parquet`: one string column
 `name`, in the order of the ids. `graph.json`: version, counts, options, and size and SHA-256 of every other file.
+
+A graph may have negatives of its own for valid and test: `valid_head_negatives.npy` and `valid_tail_negatives.npy`,
+[edges, K], are ids of nodes in the place of each edge's head and tail; `valid_negatives.npy`, [n, 2], are pairs of head
+and tail that all edges share. The types are those of the edges. `graph.json` then has `negatives` with their `metric`.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from marius_oac.runtime.files.hashing import described, on_threads
 FORMAT = "marius_oac.graph"
 VERSION = 1
 MANIFEST = "graph.json"
+HEAD_NEGATIVES, TAIL_NEGATIVES, EDGE_NEGATIVES = "{}_head_negatives.npy", "{}_tail_negatives.npy", "{}_negatives.npy"
+"""Files of a split's negatives."""
 NAME_ROWS = 1 << 17  # names in a row group, which looking up one name reads (some MiB)
 
 

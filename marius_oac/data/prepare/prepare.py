@@ -20,15 +20,18 @@ from marius_oac.data.prepare.download import default_cache_dir, fetch
 from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
 from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import write_manifest
+from marius_oac.data.prepare.ogb import write_ogb
 from marius_oac.data.prepare.readers import check_readable, read_edges
-from marius_oac.data.prepare.registry import EMBEDDED, find_dataset, is_known, locate
+from marius_oac.data.prepare.registry import EMBEDDED, KnownDataset, find_dataset, is_known, locate
 from marius_oac.data.prepare.remote import fetched, is_address, shown
 from marius_oac.data.prepare.room import check_room
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
 from marius_oac.errors import InputError
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import sync
 from marius_oac.runtime.files.unfinished import flush_folder, new_part
 from marius_oac.runtime.progress import Progress
+from marius_oac.types import present
 
 DEFAULT_FRACTION = 0.05
 UNSEEN = ("train", "skip", "error", "keep")
@@ -95,7 +98,8 @@ class PreparedGraph:
 
     Attributes:
         edges: the number of edges written for each split.
-        duplicates: the number of edges that equal an earlier one, kept or dropped as requested.
+        duplicates: the number of edges that equal an earlier one, kept or dropped as requested; 0 for OGB's sets, where
+            they are not counted.
         unseen_edges: the number of edges given or drawn for valid and test with an entity or relation that train
             lacked. With `unseen` "train" only those that went there are such, the others have all in train then.
         unseen_nodes, unseen_relations: the number of such entities and relations.
@@ -103,6 +107,7 @@ class PreparedGraph:
         copies: the number of edges of valid and test that equal an edge of train.
         copy: the names in one of these, or None.
         comment_lines: the number of lines of text files that were skipped as comments.
+        metric: what is computed with the negatives that the graph has of its own, by OGB's rule; None: it has none.
     """
 
     path: Path
@@ -119,6 +124,7 @@ class PreparedGraph:
     copy: str | None
     comment_lines: int
     fingerprint: str
+    metric: str | None = None
 
     def __str__(self) -> str:
         splits = " / ".join(f"{self.edges[split]:,}" for split in SPLITS)
@@ -138,6 +144,8 @@ class PreparedGraph:
             lines.append(f"  {copies} equal an edge of train, as: {self.copy} (--duplicates drop leaves them out)")
         if self.comment_lines:
             lines.append(f"  {self.comment_lines:,} comment lines skipped")
+        if self.metric:
+            lines.append(f"  with OGB's negatives for valid and test; evaluations compute {self.metric}")
         return "\n".join(lines)
 
 
@@ -154,7 +162,10 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
     out = Path(request.out)
     if os.path.lexists(out):
         raise InputError("exists already; choose another folder or remove it", out)
-    files, read = _find_files(request)
+    dataset = _known_dataset(request)
+    if dataset is not None and dataset.ogb is not None:
+        return _prepare_ogb(request, dataset, out)
+    files, read = _find_files(request, dataset)
     request = replace(request, unseen=_unseen(request, "all" in files))
     if "all" not in files and (request.valid_fraction, request.test_fraction) != (None, None):
         raise InputError("fractions are for a single file; the splits are given here", "valid_fraction, test_fraction")
@@ -192,24 +203,64 @@ def _check(paths: Collection[Path], out: Path) -> None:
     check_room(paths, out)
 
 
-def _find_files(request: PrepareRequest) -> tuple[Mapping[str, Path | str], ReadOptions]:
+def _prepare_ogb(request: PrepareRequest, dataset: KnownDataset, out: Path) -> PreparedGraph:
+    rules, name = present(dataset.ogb), dataset.name
+    for option in ("read", "unseen", "duplicates", "valid_fraction", "test_fraction", "seed"):
+        if getattr(request, option) != getattr(PrepareRequest(out=out, source=name), option):
+            raise InputError("is for other data: OGB's sets have their splits, ids and negatives", option)
+    files = _files_of(request, dataset)
+    with new_folder(out) as folder:
+        work = folder / "work"
+        work.mkdir()
+        counts = write_ogb(rules.kind, files, folder, work)
+        shutil.rmtree(work)
+        found = counts.num_nodes, counts.num_relations, tuple(counts.edges.values())
+        if found != (dataset.nodes, dataset.relations, dataset.edges):
+            logger.warning(f"{name}: these are not the counts that OGB publishes: {dataset.describe()}")
+        manifest = {
+            "num_nodes": counts.num_nodes,
+            "num_relations": counts.num_relations,
+            "edges": counts.edges,
+            "negatives": {"metric": rules.metric},
+            "sources": {part: str(path) for part, path in files.items()},
+            "options": {"dataset": name},
+        }
+        digest = write_manifest(folder, manifest, sorted(path.name for path in folder.iterdir()))
+    return PreparedGraph(
+        path=out, duplicates_dropped=False, unseen="keep", comment_lines=0, fingerprint=digest, metric=rules.metric,
+        **vars(counts),
+    )  # fmt: skip
+
+
+def _known_dataset(request: PrepareRequest) -> KnownDataset | None:
+    """The data set that is named; None: files are."""
+    source = str(request.source)
+    if request.train is not None or is_address(source):
+        return None
+    if request.from_dir is None and (os.path.exists(source) or _looks_like_a_path(source)):
+        return None
+    return find_dataset(source)
+
+
+def _files_of(request: PrepareRequest, dataset: KnownDataset) -> dict[str, Path]:
+    """The data set's files, downloaded where they are not at hand."""
+    if request.from_dir is not None:
+        return locate(dataset, Path(request.from_dir))
+    if dataset.embedded:
+        return locate(dataset, EMBEDDED / dataset.name)
+    return fetch(dataset, request.cache_dir or default_cache_dir())
+
+
+def _find_files(request: PrepareRequest, dataset: KnownDataset | None) -> tuple[Mapping[str, Path | str], ReadOptions]:
     """The files, or their addresses, by split ("all" for a single file), and how to read them."""
     if request.train is not None:
         given = {"train": request.train, "valid": request.valid, "test": request.test}
         named = {split: _file(path) for split, path in given.items() if path is not None}
         return (named if len(named) > 1 else {"all": named["train"]}), request.read
-    source = str(request.source)
-    if is_address(source):
-        return {"all": source}, request.read
-    if request.from_dir is None and (os.path.exists(source) or _looks_like_a_path(source)):
-        return {"all": Path(source)}, request.read
-    dataset = find_dataset(source)
-    if request.from_dir is not None:
-        files = locate(dataset, Path(request.from_dir))
-    elif dataset.embedded:
-        files = locate(dataset, EMBEDDED / dataset.name)
-    else:
-        files = fetch(dataset, request.cache_dir or default_cache_dir())
+    if dataset is None:
+        source = str(request.source)
+        return {"all": source if is_address(source) else Path(source)}, request.read
+    files = _files_of(request, dataset)
     default = ReadOptions()
     asked = {f.name: getattr(request.read, f.name) for f in fields(ReadOptions)}
     return files, replace(dataset.read, **{k: v for k, v in asked.items() if v != getattr(default, k)})

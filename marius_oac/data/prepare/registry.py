@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from pydantic import TypeAdapter
@@ -22,6 +23,18 @@ from marius_oac.errors import InputError
 
 EMBEDDED = Path(__file__).parent / "embedded"
 _SUFFIXES = (".txt", ".tsv", ".csv")
+NODE_COUNTS = "nodes"
+"""Of OGB's files that with the numbers of nodes."""
+Kind = Literal["triples", "typed", "sources", "pairs"]
+"""How OGB's splits hold their edges and negatives; see `ogb`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OgbRules:
+    """What is special to a set of the Open Graph Benchmark: the kind of its files, and the metric of its evaluator."""
+
+    kind: Kind
+    metric: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +52,17 @@ class KnownDataset:
     read: ReadOptions = ReadOptions()
     sha256: Mapping[str, str] | None = None
     embedded: bool = False
-    obstacle: str | None = None
+    ogb: OgbRules | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:
         """("train", "valid", "test"), or ("all",) for one file without splits."""
         return ("train", "valid", "test") if len(self.edges) == 3 else ("all",)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What there is a file for: the splits, and what else OGB's sets need."""
+        return (*self.splits, NODE_COUNTS) if self.ogb else self.splits
 
     def describe(self) -> str:
         """One line: size, licence, and whether the checksum is verified."""
@@ -125,13 +143,15 @@ def locate(dataset: KnownDataset, folder: Path) -> dict[str, Path]:
     """The data set's files in a folder, by split. Known checksums are verified.
 
     A split's file may have its name in the archive or in its address, or be called train.txt, train.tsv, train.csv
-    (also .gz), train.parquet or train.npy.
+    (also .gz), train.parquet or train.npy. OGB's have their places in the folder that its archive is unpacked to.
 
     Raises:
         InputError: the folder or a file is missing, or a checksum differs.
     """
     if not folder.is_dir():
         raise InputError("no such folder", folder)
+    if dataset.ogb:
+        return _locate_ogb(dataset, folder)
     found = {}
     for split in dataset.splits:
         stems = [split] if split != "all" else ["all", "edges"]
@@ -146,6 +166,14 @@ def locate(dataset: KnownDataset, folder: Path) -> dict[str, Path]:
             raise InputError(f"{dataset.name}'s {split} file is missing ({names[0]}, {names[1]} or the like)", folder)
         verify(dataset, split, path)
         found[split] = path
+    return found
+
+
+def _locate_ogb(dataset: KnownDataset, folder: Path) -> dict[str, Path]:
+    found = {name: folder / dataset.members[name].partition("/")[2] for name in dataset.files}
+    for path in found.values():
+        if not path.is_file():
+            raise InputError(f"is missing; {dataset.name} is expected here as OGB's package unpacks it", path)
     return found
 
 

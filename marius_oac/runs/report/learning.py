@@ -22,7 +22,10 @@ from marius_oac.runs.report.parts import (
     of_name,
 )
 
-HEADLINES = ("filtered.mrr", "unfiltered.mrr", "filtered.hits@10", "auc", "log_loss", "accuracy", "macro_f1")
+HEADLINES = (
+    "filtered.mrr", "unfiltered.mrr", "filtered.hits@10", "mrr", "hits@20", "hits@50", "hits@100", "auc", "log_loss",
+    "accuracy", "macro_f1",
+)  # fmt: skip
 """Metrics that are drawn where a run has them, and the user's own."""
 _MOST_METRICS = 6
 _TILES = ("training.seconds", "training.examples_per_second", "memory.peak_rss_bytes")

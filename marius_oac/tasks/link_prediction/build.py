@@ -32,8 +32,11 @@ _MANY = 512  # candidates where every entity is one, whose number the configurat
 
 def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
     """Fills in the defaults that depend on the graph; returns the configuration, and remarks for the user."""
-    notes = []
-    if not graph.num_relations and "decoder" not in config.model.model_fields_set:
+    notes, with_decoder = [], "decoder" in config.model.model_fields_set
+    if (with_given := settled_on_given(config, graph)) is not config:
+        config = with_given
+        notes.append(f"the graph has negatives of its own: evaluations compute OGB's {graph.metric}")
+    if not graph.num_relations and not with_decoder:
         config = config.replace(f"model.decoder={WITHOUT_RELATIONS}")
         notes.append(f"the graph has no relations: model.decoder is {WITHOUT_RELATIONS}")
     if is_sampled(config, graph) and config.evaluation.every:
@@ -42,6 +45,17 @@ def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
             "(evaluation.max_edges); the end takes all"
         )
     return config, notes
+
+
+def settled_on_given(config: Config, graph: Graph) -> Config:
+    """Fills in that the graph's own negatives are used, and the metric that decides; the same configuration where there
+    are none, or all is set."""
+    evaluation = config.evaluation
+    asked = evaluation.candidates == "given" or "candidates" not in evaluation.model_fields_set
+    if not (graph.metric and asked) or (evaluation.candidates == "given" and evaluation.decisive):
+        return config
+    decisive = evaluation.decisive or graph.metric
+    return config.replace("evaluation.candidates=given", f"evaluation.decisive={decisive}")
 
 
 def num_model_relations(config: Config, graph: Graph) -> int:

@@ -15,9 +15,10 @@ import torch
 
 from marius_oac.batches import EdgeBatch, edges_of
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.graphs.graph import EVALUATED, Graph
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError, size_text
+from marius_oac.evaluation.given import needed_bytes
 from marius_oac.evaluation.link_prediction import DRAW_EDGES
 from marius_oac.evaluation.scores import Blocks, EntityReader, LinkScorer, rounded_up
 from marius_oac.models.compute.row_optimizers import RowOptimizer
@@ -164,6 +165,10 @@ def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int
         config.model, EntityReader(graph.num_nodes, config.model.dimension, lambda rows: rows), None, device
     )
     drawn = config.evaluation.candidates
+    if drawn == "given":
+        counts = zip(EVALUATED, _num_evaluated(config, graph), strict=True)
+        sizes = config.model.dimension, config.evaluation.memory
+        return max(needed_bytes(sizes[0], graph.negatives(split), edges, sizes[1]) for split, edges in counts)
     blocks = Blocks.fit(scorer, graph.num_nodes if drawn == "all" else drawn, config.evaluation.memory)
     edges = max(_num_evaluated(config, graph))
     tile = min(blocks.tile, rounded_up(edges if drawn == "all" else min(edges, DRAW_EDGES), scorer.piece[0]))
@@ -183,4 +188,5 @@ def _known_bytes(config: Config, graph: Graph) -> int:
     """The answers that the filter leaves out, on both sides of validation or test, one after the other; an estimate, as
     nothing but a pass over all edges could count them."""
     edges = max(_num_evaluated(config, graph))
-    return config.evaluation.filtered * 16 * (min(sum(graph.num_edges.values()), 100 * edges) + 4 * edges)
+    filtered = config.evaluation.filtered and config.evaluation.candidates != "given"
+    return filtered * 16 * (min(sum(graph.num_edges.values()), 100 * edges) + 4 * edges)

@@ -17,7 +17,10 @@ from marius_oac.training.tune.request import TuneRequest
 from marius_oac.training.tune.trials import Trial, TrialsFolder
 
 SHOWN = 5
-_TESTED = ("test.filtered.mrr", "test.filtered.hits@10", "test.auc", "test.log_loss", "test.accuracy")
+_TESTED = (
+    "test.filtered.mrr", "test.filtered.hits@10", "test.mrr", "test.hits@20", "test.hits@50", "test.hits@100",
+    "test.auc", "test.log_loss", "test.accuracy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

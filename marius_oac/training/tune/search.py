@@ -10,6 +10,7 @@ from marius_oac.config.task import load_config
 from marius_oac.errors import ConfigError, InputError, MariusOacError
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runtime.console import say
+from marius_oac.tasks.registry import entry_of
 from marius_oac.training.tune.processes import Processes, Running
 from marius_oac.training.tune.request import TuneRequest
 from marius_oac.training.tune.results import Outcome, best_of, write_results
@@ -34,6 +35,7 @@ def tune(request: TuneRequest) -> Outcome:
         raise InputError(f"{request.jobs} trials at once, and there are {cores} cores", "--jobs")
     if not config.evaluation.every:
         raise ConfigError("is 0, and trials are compared by validation", "evaluation.every")
+    config = entry_of(config).decided(config)
     sampling = Sampling(space)
     folder = TrialsFolder(request.out or Path("tune") / request.config.stem)
     shared = {"config": config.model_dump(mode="json"), "space": space.model_dump(mode="json")}
