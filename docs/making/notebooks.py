@@ -33,7 +33,7 @@ matplotlib.rcParams.update({
 })
 """
 """Plots that can be read on a light page and on a dark one."""
-SECONDS = 120
+SECONDS = 600
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -362,6 +362,29 @@ def test_a_graph_with_weights_whose_columns_have_names_of_their_own(command, her
     assert command(*said.split()[1:])[0] == 0
 
 
+def test_the_relation_is_the_column_with_far_fewer_values_if_names_do_not_tell(command, here):
+    rows = [(f"p{i}", f"q{i * i % 97}", "abc"[i % 3]) for i in range(200)]
+    for order, header, asked in [
+        ((0, 2, 1), ("package", "how", "needs"), "package,how,needs"),
+        ((0, 1, 2), ("package", "needs", "how"), "package,how,needs"),
+        ((2, 0, 1), ("how", "package", "needs"), "package,how,needs"),
+        ((0, 1, 2), None, "0,2,1"),
+        ((2, 0, 1), None, "1,0,2"),
+        ((0, 2, 1), None, None),
+        ((0, 1, 2), ("source", "target", "type"), None),
+    ]:
+        lines = [header] * bool(header) + [tuple(row[n] for n in order) for row in rows]
+        write(here / "e.csv", "".join(",".join(line) + "\n" for line in lines))
+        code, out, err = command("init", "e.csv", "--task", "graph")
+        said = next(line for line in out if "marius-oac prepare" in line)
+        assert code == 0 and (f"--columns {asked} " in said if asked else "--columns" not in said), (order, header)
+        assert any("the relation is column" in line for line in err) == bool(asked)
+    pq.write_table(pa.table(list(map(pa.array, zip(*rows, strict=True))), ["p", "n", "h"]), here / "e.parquet")
+    assert any("--columns p,h,n " in line for line in command("init", "e.parquet")[1])
+    write(here / "e.csv", "".join(f"p{i},q{i % 9},r{i % 5}\n" for i in range(200)))
+    assert not any("--columns" in line for line in command("init", "e.csv", "--task", "graph")[1]), "not far fewer"
+
+
 def test_columns_of_a_graph_are_refused_for_what_is_no_file_of_edges(command, here):
     write(here / "packages.csv", PACKAGES)
     for argv, parts in [

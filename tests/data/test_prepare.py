@@ -227,6 +227,15 @@ def test_integer_ids_keep_their_order(tmp_path, name, write, dtype):
     assert_graph_is(summary, naive_prepare.prepare({"train": [tuple(row) for row in ids.tolist()]}))
 
 
+@pytest.mark.parametrize(("relations", "nodes", "rare"), [(150, 290, True), (150, 301, False), (90, 20, False)])
+def test_more_relations_than_a_graph_has_are_asked_about(tmp_path, relations, nodes, rare):
+    lines = [f"n{n % nodes}\tr{n % relations}\tn{(n + 1) % nodes}\n" for n in range(max(nodes, relations))]
+    (tmp_path / "g.tsv").write_text("".join(lines))
+    summary = prepare(PrepareRequest(source=str(tmp_path / "g.tsv"), out=tmp_path / "g"))
+    assert (summary.num_nodes, summary.num_relations) == (nodes, relations)
+    assert ("are the columns head, relation and tail? (--columns" in str(summary)) == rare
+
+
 def test_dense_integer_ids_stay_what_they_are(tmp_path):
     ids = np.stack([np.arange(100), np.arange(100)[::-1]], axis=1)
     np.save(tmp_path / "g.npy", ids)

@@ -14,12 +14,13 @@ from marius_oac.cli.init.yaml_text import commented, plain, scalar
 from marius_oac.config.parts import DECODERS, DEFAULT_DECODER, WITHOUT_RELATIONS
 from marius_oac.data.graphs.graph import open_or_prepare
 from marius_oac.data.logs.sample import LogSample
-from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
+from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions, roles
 from marius_oac.data.prepare.readers import read_edges
 from marius_oac.data.prepare.text import read_pieces
 from marius_oac.errors import InputError
 
 _SMALL, _LARGE = 1_000_000, 20_000_000  # edges
+_FEWER = 4  # times as many values have ends of edges, at least, as the relations that are told by that
 _FEW_NODES = 200_000  # up to so many, edges are ranked against all nodes
 
 
@@ -48,6 +49,7 @@ def raw_graph(path: Path, delimiter: str | None, columns: tuple[str, ...] | None
         InputError: the file holds no edges, or it is unclear which columns are their ends.
     """
     options = _options(path, delimiter)
+    guessed = options.columns if columns is None else None
     options = replace(options, columns=columns or options.columns)
     batches = read_edges(EdgeFile(path, options))
     first = next(batches)
@@ -61,6 +63,10 @@ def raw_graph(path: Path, delimiter: str | None, columns: tuple[str, ...] | None
     edges, relations = _edges(path, len(first)), first.num_columns == 3
     head = [f"The graph of {path}. Prepare it first:", f"  {shown}"]
     notes = [] if os.path.exists(folder) else [f"prepare it first: {shown}"]
+    if guessed and len(guessed) == 3:
+        notes.insert(
+            0, f"the relation is column {plain(guessed[1])!r}, as it has the fewest values (--columns: others)"
+        )
     return _text(head, str(folder), relations, edges, edges, True), notes
 
 
@@ -70,12 +76,12 @@ def _options(path: Path, delimiter: str | None) -> ReadOptions:
         return ReadOptions(delimiter=delimiter)
     sample = sample_of(path, delimiter)
     if sample.format != "csv":
-        return ReadOptions()
+        return ReadOptions(columns=_columns(sample))
     usual = {".csv": ",", ".tsv": "\t", ".txt": "\t", ".tab": "\t"}
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() != ".gz"]
     known = usual.get(suffixes[-1].lower() if suffixes else "")
     given = None if sample.delimiter == known else sample.delimiter
-    return ReadOptions(delimiter=given, columns=("0", "1") if _has_weights(sample) else None)
+    return ReadOptions(delimiter=given, columns=_columns(sample))
 
 
 def begins_with_comment(path: Path) -> bool:
@@ -83,6 +89,24 @@ def begins_with_comment(path: Path) -> bool:
     if path.suffix.lower() == ".parquet":
         return False
     return next(read_pieces(path, 1), b"") == b"#"
+
+
+def _columns(sample: LogSample) -> tuple[str, ...] | None:
+    """The columns of the edges by name, or by number if they have no names; None: as `prepare` takes them.
+
+    If names don't tell, the one of three columns that has far fewer values than both others is the relation.
+    """
+    if _has_weights(sample):
+        return ("0", "1")
+    names, said = sample.names, sample.header and roles(sample.names) is not None
+    if len(names) != 3 or said or any(not name or "," in name for name in names):
+        return None
+    counts = [len(sample.columns[name].unique()) for name in names]
+    relation = int(np.argmin(counts))
+    head, tail = (number for number in range(3) if number != relation)
+    if counts[relation] * _FEWER > min(counts[head], counts[tail]) or (relation == 1 and not sample.header):
+        return None
+    return tuple(names[number] if sample.header else str(number) for number in (head, relation, tail))
 
 
 def _has_weights(sample: LogSample) -> bool:

@@ -34,6 +34,7 @@ from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
 
 DEFAULT_FRACTION = 0.05
+_MANY_RELATIONS = 100
 UNSEEN = ("train", "skip", "error", "keep")
 
 
@@ -129,6 +130,10 @@ class PreparedGraph:
     def __str__(self) -> str:
         splits = " / ".join(f"{self.edges[split]:,}" for split in SPLITS)
         lines = [f"{self.path}: {self.num_nodes:,} nodes, {self.num_relations:,} relations, {splits} edges"]
+        if self.num_relations > _MANY_RELATIONS and 2 * self.num_relations > self.num_nodes:
+            lines.append(
+                "  so many relations are rare: are the columns head, relation and tail? (--columns names others)"
+            )
         if self.duplicates:
             lines.append(f"  {self.duplicates:,} duplicates, {'dropped' if self.duplicates_dropped else 'kept'}")
         if unseen := sum(self.unseen_edges.values()):
