@@ -271,7 +271,9 @@ def test_a_process_that_ends_ends_the_others(tmp_path, killed_by):
     processes[1].send_signal(killed_by)
     (code, text), (other, interrupted) = ended(processes)
     assert code == 1 and other != 0
-    assert "rank 1" in text or "another rank" in text or "Connection closed" in text, text
+    # A killed process's kernel closes its connections, or resets those with data that nobody read: gloo says which.
+    named = ("rank 1", "another rank", "Connection closed", "Connection reset")
+    assert any(words in text for words in named), text
     if killed_by == signal.SIGINT:
         assert "KeyboardInterrupt" in interrupted
 
