@@ -25,6 +25,7 @@ from torch import nn
 
 from marius_oac.data.graphs.resident import Resident
 from marius_oac.data.neighbors.neighbors import Neighbors
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.kernels.cpu.relabel import relabel_behind
 from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.scratch import Scratch
@@ -55,6 +56,7 @@ def encode_nodes(
     thread_pool: ThreadPool,
     device: torch.device,
     memory: int = MEMORY,
+    among: Sharing = UNSHARED,
 ) -> np.ndarray:
     """The values of all nodes, float32 [N, encoder.width], mapped read-only from the .npy file `out`.
 
@@ -71,6 +73,8 @@ def encode_nodes(
         thread_pool: runs the work on the CPU.
         device: a CPU or CUDA device.
         memory: in bytes, see `encoding_bytes`.
+        among: the processes that encode the same nodes together. Each computes some chunks of every layer, and all have
+            all values; the file is each process's own.
 
     Raises:
         InputError: the disk is full, or can't be written.
@@ -78,10 +82,11 @@ def encode_nodes(
     layers, num_nodes = encoder.sequence(), neighbors.num_nodes
     temporary = [unfinished(out.with_name(f"{out.name}.{number}")) for number in range(1, len(layers))]
     temporary.append(unfinished(out))
-    layer_pass, mapped = _LayerPass(neighbors, thread_pool, device, memory), None
+    layer_pass, mapped = _LayerPass(neighbors, thread_pool, device, memory, among), None
     fill: Callable[[np.ndarray, np.ndarray], None] = partial(_fill, read)
     try:
-        with _ready(encoder, device), Progress("encoding", "nodes", num_nodes * len(layers)) as progress:
+        nodes, shown = num_nodes * len(layers), among.rank == 0
+        with _ready(encoder, device), Progress("encoding", "nodes", nodes, shown=shown) as progress:
             for number, (layer, inputs) in enumerate(zip(layers, _widths(encoder, width), strict=True)):
                 with disk_errors(out):
                     mapped = mapped_npy(temporary[number], (num_nodes, layer.width), np.float32)
@@ -224,8 +229,11 @@ class _Filler:
 class _LayerPass:
     """Computes a layer for all nodes."""
 
-    def __init__(self, neighbors: Neighbors, thread_pool: ThreadPool, device: torch.device, memory: int) -> None:
+    def __init__(
+        self, neighbors: Neighbors, thread_pool: ThreadPool, device: torch.device, memory: int, among: Sharing
+    ) -> None:
         self._neighbors, self._thread_pool, self._device, self._memory = neighbors, thread_pool, device, memory
+        self._among = among
         self._offsets, self._entries = (each.view(np.ndarray) for each in (neighbors.offsets, neighbors.entries))
         self._scratch, self._products = Scratch(), PooledProducts(thread_pool, Scratch())
 
@@ -242,7 +250,10 @@ class _LayerPass:
         most = _pages(self._memory)
         maps = [Resident(each, most) for each in (self._neighbors.offsets, self._neighbors.entries, into)]
         cost = _Cost.of(layer, inputs, self._neighbors.num_nodes)
-        for begin, end in _chunks(self._offsets, cost, self._memory - 4 * most):
+        # Chunks are shared as they are: a value's rounding depends on its place in its chunk.
+        chunks = [*_chunks(self._offsets, cost, self._memory - 4 * most)]
+        own = self._among.share(len(chunks))
+        for begin, end in chunks[own.start : own.stop]:
             block, others = self._block(begin, end)
             values = self._scratch.take("values", block.num_inputs, inputs)
             fill(np.arange(begin, end), values[: end - begin])
@@ -253,6 +264,11 @@ class _LayerPass:
             for each in maps:
                 each.drop()
             progress.add(end - begin)
+            self._among.turn()
+        firsts = [*(begin for begin, _ in chunks), self._neighbors.num_nodes]
+        starts = [firsts[start] for start in self._among.starts(len(chunks))]
+        self._among.completed(into, starts, maps[-1].drop)
+        progress.add(self._neighbors.num_nodes - starts[self._among.rank + 1] + starts[self._among.rank])
 
     def _block(self, begin: int, end: int) -> tuple[Block, np.ndarray]:
         """The block of nodes [begin, end), and its other inputs, int64 [n], ascending."""

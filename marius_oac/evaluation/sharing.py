@@ -7,7 +7,10 @@ before. So metrics have the same bits whoever scored what, also those of the use
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import BinaryIO
+
+import numpy as np
 
 
 class Sharing:
@@ -23,7 +26,12 @@ class Sharing:
     def share(self, units: int) -> range:
         """This process's of so many units of work: consecutive ones, in the order of ranks. Their number differs
         between processes by at most 1."""
-        return range(units * self.rank // self.count, units * (self.rank + 1) // self.count)
+        starts = self.starts(units)
+        return range(starts[self.rank], starts[self.rank + 1])
+
+    def starts(self, units: int) -> list[int]:
+        """Where the share of each process begins, and, last, `units`."""
+        return [units * rank // self.count for rank in range(self.count + 1)]
 
     def of_others(self, units: int) -> range:
         """All units of work but the leading process's."""
@@ -50,6 +58,18 @@ class Sharing:
         """
         mine.seek(0)
         return mine
+
+    def completed(self, rows: np.ndarray, starts: list[int], copied: Callable[[], object]) -> None:
+        """Copies the rows that each process has made to all others. Collective.
+
+        Args:
+            rows: [n, ...], C order, the same shape and dtype everywhere. The process of rank r has made those from
+                starts[r] to starts[r + 1] - 1; the others are overwritten.
+            copied: called after each few MiB, for example to release memory.
+
+        Raises:
+            StopSignal, MariusOacError: as `turn`.
+        """
 
 
 UNSHARED = Sharing()

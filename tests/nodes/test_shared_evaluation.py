@@ -1,7 +1,9 @@
 """An evaluation that trainers share: the metrics of one, whoever scored what; how it ends for all."""
 
+import hashlib
 import io
 import signal
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +13,10 @@ import torch
 from benchmarks.nodes.trainers import train_together
 from marius_oac.data.graphs.given import GivenNegatives
 from marius_oac.errors import InputError, MariusOacError, NodeLost
+from marius_oac.evaluation import inference
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.given import evaluate_given
+from marius_oac.evaluation.inference import encode_nodes
 from marius_oac.evaluation.link_prediction import DRAW_EDGES, DrawnCandidates, _Ranking, evaluate
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.nodes.groups.thread_group import ThreadGroup
@@ -21,12 +25,14 @@ from marius_oac.runs.sharded.evaluation import SharedEvaluation
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import signals
 from marius_oac.runtime.signals import StopSignal
+from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.tasks.ctr import evaluate as clicks
 from marius_oac.tasks.ctr.predict import ClickPredictor
 from marius_oac.types import Side
 from tests.click_logs import ctr_config, small_log
 from tests.evaluation.test_evaluate import make_edges, make_scorer
-from tests.nodes.test_node_tasks import labelled, links  # noqa: F401 - a fixture
+from tests.evaluation.test_inference import CPU, INPUTS, LAYERS, large, make, values_of  # noqa: F401 - fixtures
+from tests.nodes.test_node_tasks import classes, labelled, links  # noqa: F401 - a fixture
 from tests.nodes.worlds import together
 
 SERVER = [True, False, True, True]  # the second only serves rows
@@ -63,6 +69,26 @@ def test_the_leading_process_gets_what_all_have_found_in_their_order(monkeypatch
         return [each.decode() for each in found] if among.rank == 0 else ["no", "use"]
 
     assert shared(SERVER, make) == [["oneoneone", "", "222"]] * 4 and sorted(set(turns)) == [1, 2]
+
+
+@pytest.mark.parametrize("piece", [3, 1 << 20])
+@pytest.mark.parametrize("trains", [[True], SERVER, [True] * 5])
+def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece):
+    monkeypatch.setattr(evaluation, "PIECE_BYTES", piece)
+    whole, count, found, calls = np.arange(22, dtype=np.float32).reshape(11, 2), sum(trains), {}, []
+
+    def make(among):
+        starts = [*[0, 0, 4, 9, 10][:count], 11]
+        own, rows = slice(*starts[among.rank : among.rank + 2]), np.full_like(whole, -1)
+        rows[own] = whole[own]
+        for _ in range(3 * among.rank):
+            among.turn()
+        among.completed(rows, starts, lambda: calls.append(among.rank))
+        found[among.rank] = rows
+        return among.collected(io.BytesIO(b"a"), count).read().decode()  # all are still in step
+
+    assert shared(trains, make) == ["a" * count] * len(trains)
+    assert all(np.array_equal(found[rank], whole) for rank in range(count)) and sorted(set(calls)) == [*range(count)]
 
 
 @pytest.mark.parametrize("which", [0, 2])
@@ -260,7 +286,38 @@ def test_metrics_of_clicks_are_those_of_one_process(monkeypatch, trains, by_mill
     assert sum(each.predicted for each in fakes) == 2 * 83 and max(each.predicted for each in fakes[1:]) <= 10 * most
 
 
-@pytest.mark.parametrize("kind", ["clicks", "ranks"])
+@pytest.mark.parametrize("stack", [(LAYERS[0], LAYERS[1]), (LAYERS[3], LAYERS[4])], ids=["sage", "gat"])
+@pytest.mark.parametrize("trains", [[True, True], SERVER, [True] * 30])
+def test_nodes_are_encoded_with_the_bits_of_one_process(tmp_path, large, monkeypatch, stack, trains):  # noqa: F811
+    """Thirty are more than there are chunks."""
+    encoder, values, made = make(*stack).float(), values_of(large.num_nodes), {}
+    real = inference._LayerPass._block
+
+    def block(self, begin, end):
+        made.setdefault(self._among.rank, []).append(range(begin, end))
+        return real(self, begin, end)
+
+    monkeypatch.setattr(inference._LayerPass, "_block", block)
+
+    def encode(among):
+        folder = tmp_path / f"{among.count}-{among.rank}"
+        folder.mkdir()
+        with closing(ThreadPool(1)) as thread_pool:
+            about = (values.__getitem__, INPUTS, large, folder / "out", thread_pool, CPU, 1 << 19, among)
+            found = encode_nodes(encoder, *about)
+        assert [path.name for path in folder.iterdir()] == ["out"]
+        return hashlib.sha256(found.tobytes()).hexdigest()
+
+    counted, same = _Counted(), []
+    one, (whole, made) = encode(counted), (made, {})
+    assert counted.turns == len(whole[0]) > 10
+    shared(trains, lambda among: same.append(encode(among)))
+    assert same == [one] * sum(trains)
+    assert sorted((each for every in made.values() for each in every), key=str) == sorted(whole[0], key=str)
+    assert max(map(len, made.values())) <= len(whole[0]) // sum(trains) + 2
+
+
+@pytest.mark.parametrize("kind", ["clicks", "ranks", "encoded", "classes"])
 def test_trainers_evaluate_the_leading_ones_replica(labelled, tmp_path, monkeypatch, kind):  # noqa: F811
     """Batch norm's statistics differ between trainers without parts. Each has its own again afterwards."""
     real, compared = ShardedTask._together, []
@@ -286,7 +343,10 @@ def test_trainers_evaluate_the_leading_ones_replica(labelled, tmp_path, monkeypa
             days, "training.epochs=1", "training.progressive=true", "evaluation.batch_size=16",
             "model={network: deepfm, dimension: 4, hidden: [8], batch_norm: true}", test=days[-1],
         )  # fmt: skip
+    elif kind == "classes":
+        config = classes(labelled, "training.epochs=1")
     else:
-        config = links(labelled, "training.epochs=1", "model.decoder=dot")
+        sage = ("encoder.layers=[{kind: sage, neighbors: 3}]", "encoder.embeddings=5") if kind == "encoded" else ()
+        config = links(labelled, "training.epochs=1", "model.decoder=dot", *sage)
     train_together(config, 3)
     assert len([each for each in compared if each]) == (3 if kind == "clicks" else 1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,7 +30,11 @@ from marius_oac.types import present
 
 ROUND_SECONDS = 1.0
 PIECE_BYTES = 4 << 20  # that are sent at once
-_WORKS, _SERVES, _GIVES, _DONE = "works", "serves", "gives", "done"
+Read = Callable[[int, np.ndarray], object]
+"""Fills an array, uint8 [n], with the bytes from a place on."""
+Write = Callable[[int, int, np.ndarray], object]
+"""Takes bytes, uint8 [n]: of which trainer, and from which place of its bytes on."""
+_WORKS, _SERVES, _GIVES, _COPIES, _DONE = "works", "serves", "gives", "copies", "done"
 _STOPPED, _WRONG, _FAILED = "stopped", "wrong", "failed"
 
 
@@ -75,14 +80,32 @@ class SharedEvaluation(Sharing):
     def collected(self, mine: BinaryIO, size: int) -> BinaryIO:
         """See `Sharing.collected`."""
         with put_off():
-            mine.seek(0, 2)
-            sizes = self._until_all(_GIVES, mine.tell())
-            mine.seek(0, 2 if self.rank == 0 else 0)
-            self._transfer(mine, sizes)
+            sizes = self._until_all(_GIVES, mine.seek(0, 2))
+            if self.rank:
+                self._transfer([*enumerate(sizes)][1:], lambda first, piece: _read(mine, first, piece), None)
+            else:
+                mine.seek(0, 2)
+                self._transfer([*enumerate(sizes)][1:], None, lambda sender, first, piece: mine.write(piece))
             if sum(sizes) != size:  # members that only serve do not know it
                 raise MariusOacError(f"the processes have found {sum(sizes):,} bytes to evaluate, not {size:,}")
             mine.seek(0)
         return mine
+
+    def completed(self, rows: np.ndarray, starts: list[int], copied: Callable[[], object]) -> None:
+        """See `Sharing.completed`."""
+        every = [rows[first:end].reshape(-1).view(np.uint8) for first, end in pairwise(starts)]
+
+        def read(first: int, piece: np.ndarray) -> None:
+            piece[:] = every[self.rank][first : first + len(piece)]
+            copied()
+
+        def write(sender: int, first: int, piece: np.ndarray) -> None:
+            every[sender][first : first + len(piece)] = piece
+            copied()
+
+        with put_off():
+            sizes = self._until_all(_COPIES, len(every[self.rank]))
+            self._transfer([*enumerate(sizes)], read, write)
 
     def _serve(self) -> Any:
         while True:
@@ -90,8 +113,9 @@ class SharedEvaluation(Sharing):
             kinds = {said[rank][0] for rank in self._trainers}
             if kinds == {_DONE}:
                 return said[0][1]
-            if kinds == {_GIVES}:
-                self._transfer(None, [said[rank][1] for rank in self._trainers])
+            if kinds in ({_GIVES}, {_COPIES}):
+                senders = [(sender, said[rank][1]) for sender, rank in enumerate(self._trainers)]
+                self._transfer(senders[1:] if kinds == {_GIVES} else senders, None, None)
 
     def _until_all(self, kind: str, value: Any) -> list[Any]:
         """Returns each trainer's value once all of them say this kind."""
@@ -125,24 +149,34 @@ class SharedEvaluation(Sharing):
             except MariusOacError:
                 raise error from None
 
-    def _transfer(self, mine: BinaryIO | None, sizes: Sequence[int]) -> None:
-        """Appends to the leading process's file those of the others; `mine` is at the place to go on from. An error of
-        the disk is raised when all others have theirs."""
-        own, leads = self._group.rank, self._group.rank == self._trainers[0]
+    def _transfer(self, senders: Sequence[tuple[int, int]], read: Read | None, write: Write | None) -> None:
+        """Sends the bytes of each sender to all processes. An error of the disk is raised when all are sent.
+
+        Args:
+            senders: numbers of trainers, and how many bytes each sends.
+            read: gives this process's own bytes. write: takes those of others; None: they are not needed here.
+        """
         problems: list[OSError] = []
-        for root, size in zip(self._trainers[1:], sizes[1:], strict=True):
+        for sender, size in senders:
+            mine = self._trains and sender == self.rank
             for first in range(0, size, PIECE_BYTES):
                 piece = torch.zeros(min(PIECE_BYTES, size - first), dtype=torch.uint8)
-                if root == own:
-                    with _noted(problems):
-                        read = present(mine).read(len(piece))
-                        piece.numpy()[: len(read)] = np.frombuffer(read, np.uint8)
-                self._group.broadcast(piece, root)
-                if leads:
-                    with _noted(problems):
-                        present(mine).write(piece.numpy())
+                with _noted(problems):
+                    if mine:
+                        present(read)(first, piece.numpy())
+                self._group.broadcast(piece, self._trainers[sender])
+                with _noted(problems):
+                    if write is not None and not mine:
+                        write(sender, first, piece.numpy())
         if problems:
             raise problems[0]
+
+
+def _read(file: BinaryIO, first: int, piece: np.ndarray) -> None:
+    """Fills `piece`, uint8 [n], from the place `first` of a file, as far as it goes."""
+    file.seek(first)
+    found = file.read(len(piece))
+    piece[: len(found)] = np.frombuffer(found, np.uint8)
 
 
 @contextmanager

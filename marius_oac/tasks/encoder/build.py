@@ -29,6 +29,7 @@ from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
+from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.multiply import Layer
 from marius_oac.models.compute.network_parameters import NETWORK
 from marius_oac.models.compute.update import Update
@@ -135,7 +136,14 @@ class GraphEncoder:
         return EncodedStep(self.make(), head, embeddings, optimizer, update, self._seed, device, self.own, compute)
 
     def encode(
-        self, encoder: Encoder, rows: Read | None, out: Path, thread_pool: ThreadPool, device: torch.device, memory: int
+        self,
+        encoder: Encoder,
+        rows: Read | None,
+        out: Path,
+        thread_pool: ThreadPool,
+        device: torch.device,
+        memory: int,
+        among: Sharing = UNSHARED,
     ) -> np.ndarray:
         """Encodes all nodes, layer by layer with all their neighbours, into the file `out`: float32 [N, W], mapped
         read-only.
@@ -143,22 +151,26 @@ class GraphEncoder:
         Args:
             rows: gives the values of the nodes' own rows, int64 [n] ascending; None if they have none.
             memory: bytes for what is encoded at once.
+            among: see `encode_nodes`.
         Raises:
             ConfigError: the user's own layer has failed.
             InputError: the disk is full, or can't be written.
         """
         read = self._inputs_of(rows)
         with blaming_frames(self.own, "encoder.layers"):
-            return encode_nodes(encoder, read, self.inputs, self.neighbors, out, thread_pool, device, memory)
+            return encode_nodes(encoder, read, self.inputs, self.neighbors, out, thread_pool, device, memory, among)
 
     @contextmanager
-    def encoded(self, parts: Components, folder: Path | None, memory: int) -> Iterator[np.ndarray]:
+    def encoded(
+        self, parts: Components, folder: Path | None, memory: int, among: Sharing = UNSHARED
+    ) -> Iterator[np.ndarray]:
         """Encodes all nodes with the present parameters, as `encode`, into a file in `folder` that lasts as long as the
         block."""
         rows = parts.readers[0].read if parts.readers else None
         step = cast(EncodedStep, parts.step)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".encoded-", suffix=".unfinished") as place:
-            yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.thread_pool, parts.device, memory)
+            out, thread_pool = Path(place) / ENCODED, step.head.thread_pool
+            yield self.encode(step.encoder, rows, out, thread_pool, parts.device, memory, among)
 
     def encoded_at(
         self, checkpoint: Checkpoint, rows: RowArray | None, threads: int, device: torch.device, memory: int

@@ -112,17 +112,14 @@ class GraphTask(TaskOnGraph):
     def evaluate(
         self, parts: Components, split: Split, whole: bool = True, among: Sharing = UNSHARED
     ) -> dict[str, float]:
-        """Ranks the edges of a split, or, unless `whole`, at most `evaluation.max_edges` of `valid`. With an encoder
-        the leading process does so alone."""
+        """Ranks the edges of a split, or, unless `whole`, at most `evaluation.max_edges` of `valid`."""
         if self.encoder is None:
             return self._evaluate(parts.readers[0], parts, split, whole, among)
-        if among.rank:
-            return {}
-        with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as entities:
-            return self._evaluate(EntityReader.of_array(entities), parts, split, whole)
+        with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20, among) as entities:
+            return self._evaluate(EntityReader.of_array(entities), parts, split, whole, among)
 
     def _evaluate(
-        self, entities: EntityReader, parts: Components, split: Split, whole: bool, among: Sharing = UNSHARED
+        self, entities: EntityReader, parts: Components, split: Split, whole: bool, among: Sharing
     ) -> dict[str, float]:
         """Ranks the edges of a split with the entities' embeddings from `entities`."""
         if self._evaluator is None:

@@ -120,8 +120,8 @@ class NodeClassificationTask(TaskOnGraph):
     def evaluate(
         self, parts: Components, split: Split, whole: bool = True, among: Sharing = UNSHARED
     ) -> dict[str, float]:
-        """Encodes all nodes, on the leading process; returns metrics over those of the split."""
-        if among.rank:
-            return {}
-        with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as scores:
+        """Encodes all nodes; returns metrics over those of the split, on the leading process."""
+        with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20, among) as scores:
+            if among.rank:
+                return {}
             return measured(scores[self.labels.nodes[split]], self.labels.classes[split], self.metrics)
