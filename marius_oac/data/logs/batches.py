@@ -13,6 +13,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -23,16 +24,17 @@ import numpy as np
 
 from marius_oac.batches import ClickBatch, Jagged, TableIndices
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.data.batches.rank_slice import WHOLE
+from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
 from marius_oac.data.logs.columns import LogBlock
 from marius_oac.data.logs.files import BlockReader, LazyBlock, LogFile
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.tables import FeatureTable, TableKeys
+from marius_oac.data.logs.together import Exchange, LogReading, OwnSpans, SharedLog, shuffle_of
 from marius_oac.kernels.cpu.permutation import Permutation
 from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.keys.distinct import DistinctKeys
-from marius_oac.types import Plan, TableSpec
+from marius_oac.types import Plan, TableSpec, present
 
 _BLOCK_EXAMPLES = 1 << 16  # of a block without shuffling, large enough to parse efficiently
 
@@ -141,8 +143,10 @@ class LogPlanner:
         self.share = WHOLE
         size, shuffle = config.training.batch_size, config.data.shuffle
         self._block_examples = -(-max(shuffle, _BLOCK_EXAMPLES if not shuffle else 0) // size) * size
-        reader = BlockReader(files, config.data, pieces=pieces)
-        self._blocks = _Blocks(reader, self._block_examples, config.pipeline.most_workers("plan") + 1)
+        self._pieces = pieces
+        self._together: SharedLog | None = None
+        self._reader = BlockReader(files, config.data, pieces=pieces)
+        self._blocks = _Blocks(config.pipeline.most_workers("plan") + 1)
         self.tables = [
             TableSpec(table.name, keys.capacity, min(keys.capacity, size * table.max_ids))
             for table, keys in zip(tables, key_tables, strict=True)
@@ -152,7 +156,7 @@ class LogPlanner:
         """Plans batch `batch_index`; without rows if a key has no row yet."""
         number, file, first, end = self._schedule.place(batch_index)
         skip, stop, part = self.share.of_batch(end - first)
-        examples = self._examples(number, file, first + skip, first + stop)
+        examples = self._examples(self._schedule.visit(batch_index), first + skip, first + stop)
         keys = [table_keys(table, examples) for table in self._feature_tables]
         named = zip(self._feature_tables, keys, strict=True)
         distinct = [DistinctKeys.of(table.name, *each.asked, self._pool) for table, each in named]
@@ -172,33 +176,60 @@ class LogPlanner:
 
     def close(self) -> None:
         """Closes the files."""
-        self._blocks.close()
+        self._reader.close()
 
-    def _examples(self, number: int, file: int, first: int, end: int) -> LogBlock:
+    def read_together(
+        self, shares: Sequence[Sequence[RankSlice]], trainer: int, exchange: Exchange
+    ) -> tuple[LogPlanner, OwnSpans] | None:
+        """A copy of this planner that reads Parquet together with those of the other trainers, and what decodes the
+        spans that this trainer owns; None: there is no Parquet.
+
+        Args:
+            shares: the parts of each batch that each trainer computes, which are consecutive.
+            trainer: this one, by number.
+        """
+        if len(shares) == 1 or all(file.format != "parquet" for file in self._files):
+            return None
+        about = self._config, self._files, self._schedule.visits, self._block_examples
+        reading = LogReading(*about, present(self._pieces), shares)
+        planner = copy.copy(self)
+        planner._together = SharedLog(reading, trainer, exchange)
+        return planner, OwnSpans(reading, trainer)
+
+    def _examples(self, visit: int, first: int, end: int) -> LogBlock:
         """The examples [first, end) of a file, which are in one block, in the order of this pass."""
+        number, file = self._schedule.visits[visit]
         block = first // self._block_examples
         start = block * self._block_examples
         size = min(self._block_examples, self._files[file].rows - start)
-        shuffle = None
-        if self._config.data.shuffle:
-            name = f"shuffle of file {file}, block {block}"
-            shuffle = Permutation(size, self._config.seed, number, name)
+        shuffle = shuffle_of(self._config, number, file, block, size) if self._config.data.shuffle else None
         places = np.arange(first - start, end - start)
         wanted = shuffle.permute(places) if shuffle else places
-        if self.share.dispatched:
-            read = _Read.of(self._blocks.get(file, block, None, lambda lazy: lazy), wanted)
-        else:
-            share, batch_size = self.share, self._config.training.batch_size
-            # A share's examples of a block depend on the pass only if they are shuffled and not all examples.
-            kind = (share, number if shuffle and share != WHOLE else 0)
-
-            def own(lazy: LazyBlock) -> _Read:
-                places = share.of_batches(size, batch_size)
-                return _Read.of(lazy, shuffle.permute(places) if shuffle and share != WHOLE else places)
-
-            read = self._blocks.get(file, block, kind, own)
+        read = self._read(visit, block, size, shuffle, wanted)
         at = np.searchsorted(read.numbers, wanted)
         return read.examples.take(at) if shuffle else read.examples.slice(at[0], at[-1] + 1)
+
+    def _read(self, visit: int, block: int, size: int, shuffle: Permutation | None, wanted: np.ndarray) -> _Read:
+        """Examples of a block, among them those that are wanted, int64 [k]."""
+        number, file = self._schedule.visits[visit]
+        together = self._together
+        if together is not None and self._files[file].format == "parquet":
+            return self._blocks.get((visit, block), lambda: _Read(*together.read(visit, block)))
+
+        def lazy() -> LazyBlock:
+            return self._reader.lazy_block(file, block, self._block_examples)
+
+        if self.share.dispatched:
+            return _Read.of(self._blocks.get((file, block, None), lazy), wanted)
+        share, batch_size = self.share, self._config.training.batch_size
+        # A share's examples of a block depend on the pass only if they are shuffled and not all examples.
+        kind = (share, number if shuffle and share != WHOLE else 0)
+
+        def own() -> _Read:
+            places = share.of_batches(size, batch_size)
+            return _Read.of(lazy(), shuffle.permute(places) if shuffle and share != WHOLE else places)
+
+        return self._blocks.get((file, block, kind), own)
 
     def _relabelled(self, plan: LogPlan) -> LogPlan:
         rows, tables = [], []
@@ -255,21 +286,18 @@ _Made = TypeVar("_Made")
 class _Blocks:
     """A cache of what was made of the blocks that are being divided into batches. It drops the least recently used."""
 
-    def __init__(self, reader: BlockReader, examples: int, held: int):
-        self._reader, self._examples, self._held = reader, examples, held
+    def __init__(self, held: int):
+        self._held = held
         self._lock = threading.Lock()
-        self._made: OrderedDict[tuple[int, int, Hashable], Any] = OrderedDict()
+        self._made: OrderedDict[Hashable, Any] = OrderedDict()
 
-    def get(self, file: int, number: int, kind: Hashable, make: Callable[[LazyBlock], _Made]) -> _Made:
-        """The result of `make` for a block and a kind, cached."""
+    def get(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+        """The result of `make`, cached by the key."""
         with self._lock:
-            made = self._made.pop((file, number, kind), None)
+            made = self._made.pop(key, None)
             if made is None:
-                made = make(self._reader.lazy_block(file, number, self._examples))
+                made = make()
                 while len(self._made) >= self._held:
                     self._made.popitem(last=False)
-            self._made[file, number, kind] = made
+            self._made[key] = made
             return made
-
-    def close(self) -> None:
-        self._reader.close()

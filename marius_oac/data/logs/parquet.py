@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,8 @@ from marius_oac.data.prepare.parquet_pages import parquet_errors, reading_plan
 from marius_oac.errors import InputError
 
 BATCH_ROWS = 1 << 16
+Range: TypeAlias = tuple[int, int]
+"""Rows [first, end) of a file."""
 _END_BYTES = 8  # at the end of the file: the footer's length, and "PAR1"
 
 
@@ -61,45 +64,94 @@ class ParquetLog:
                 _check_footer(file, pieces)
         return sum(self._groups)
 
+    @property
+    def groups(self) -> list[int]:
+        """The number of rows of each row group."""
+        return self._groups
+
     def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Generator[RawBlock, None, None]:
         """As `TextLog.blocks`, but rows are parsed as they are read, from the row group of row `start` on."""
+        end = sum(self._groups)
+        yield from self.ranges([(at, min(at + rows, end)) for at in range(start, end, rows)], pieces)
+
+    def ranges(self, wanted: Sequence[Range], pieces: Pieces | None = None) -> Generator[RawBlock, None, None]:
+        """Yields a block for each of these ranges of rows, which ascend and are not empty. Row groups without any of
+        them are not read. Otherwise as `blocks`."""
+        with self._opened(pieces) as opened:
+            for run in _runs(wanted):
+                yield from self._cut(opened.rows(run[0][0], run[-1][1]), run)
+
+    def _cut(self, batches: Iterator[pa.RecordBatch], wanted: Sequence[Range]) -> Iterator[RawBlock]:
+        """Cuts the consecutive rows of these ranges. The last block is incomplete if rows are missing."""
+        ahead = iter(wanted)
+        first, end = next(ahead)
         held, size, num_bytes = [], 0, 0
-        for batch in self._batches(start, pieces):
+        for batch in batches:
             while batch.num_rows:
-                part, batch = batch.slice(0, rows - size), batch.slice(rows - size)
+                part, batch = batch.slice(0, end - first - size), batch.slice(end - first - size)
                 held.append(part)
                 size, num_bytes = size + part.num_rows, num_bytes + part.nbytes
                 if num_bytes > MOST_BLOCK_BYTES:
-                    what = f"{MOST_BLOCK_BYTES >> 30} GiB and more in rows {start + 1:,} to {start + size:,}"
-                    once = f"{rows:,} rows are taken at once (data.shuffle, training.batch_size)"
+                    what = f"{MOST_BLOCK_BYTES >> 30} GiB and more in rows {first + 1:,} to {first + size:,}"
+                    once = f"{end - first:,} rows are taken at once (data.shuffle, training.batch_size)"
                     raise InputError(f"{what}: {once}", self.path)
-                if size == rows:
-                    yield _RawBatches(start, held)
-                    start, held, size, num_bytes = start + size, [], 0, 0
+                if first + size == end:
+                    yield _RawBatches(first, held)
+                    first, end = next(ahead, (end, end))
+                    held, size, num_bytes = [], 0, 0
         if held:
-            yield _RawBatches(start, held)
+            yield _RawBatches(first, held)
 
-    def _batches(self, start: int, pieces: Pieces | None) -> Iterator[pa.RecordBatch]:
-        group, done = 0, 0
-        while group < len(self._groups) and done + self._groups[group] <= start:
-            done += self._groups[group]
-            group += 1
-        with parquet_errors(self.path), pa.OSFile(str(self.path)) as file, ExitStack() as stack:
+    @contextmanager
+    def _opened(self, pieces: Pieces | None) -> Iterator[_Opened]:
+        with parquet_errors(self.path), pa.OSFile(str(self.path)) as file:
             if pieces:
                 _check_footer(file, pieces)
             plan = reading_plan(self.path, self._wanted, BATCH_ROWS)
             # With pre_buffer Arrow would hold the whole file in memory.
-            opened = pq.ParquetFile(file, pre_buffer=False, read_dictionary=list(plan.dictionaries))
-            parquet = stack.enter_context(opened)
-            groups, checked = range(group, len(self._groups)), done
-            for batch in parquet.iter_batches(plan.rows, list(groups), self._wanted, use_threads=True):
-                while pieces and checked < done + batch.num_rows:
-                    content = _content(file, parquet.metadata.row_group(group), self._wanted)
-                    pieces.check(1 + group, content, f"row group {group}")
-                    checked += self._groups[group]
-                    group += 1
-                yield batch.slice(max(start - done, 0))
-                done += batch.num_rows
+            with pq.ParquetFile(file, pre_buffer=False, read_dictionary=list(plan.dictionaries)) as parquet:
+                yield _Opened(file, parquet, plan.rows, self._groups, self._wanted, pieces)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A file that is open: the rows that are decoded at once, the rows of each row group, the columns that are read."""
+
+    file: pa.OSFile
+    parquet: pq.ParquetFile
+    most: int
+    groups: Sequence[int]
+    wanted: Sequence[str]
+    pieces: Pieces | None
+
+    def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows [start, end), in batches."""
+        ends = np.cumsum(self.groups)
+        group, last = int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(ends, end))
+        done = int(ends[group]) - self.groups[group]
+        checked = done
+        chosen = list(range(group, last + 1))
+        for batch in self.parquet.iter_batches(self.most, chosen, list(self.wanted), use_threads=True):
+            while self.pieces and checked < done + batch.num_rows:
+                content = _content(self.file, self.parquet.metadata.row_group(group), self.wanted)
+                self.pieces.check(1 + group, content, f"row group {group}")
+                checked += self.groups[group]
+                group += 1
+            skipped = max(start - done, 0)
+            yield batch.slice(skipped, max(0, end - done - skipped))
+            done += batch.num_rows
+
+
+def _runs(wanted: Sequence[Range]) -> Iterator[list[Range]]:
+    """Yields the longest lists of ranges each of which begins where the one before ends."""
+    run: list[Range] = []
+    for each in wanted:
+        if run and run[-1][1] != each[0]:
+            yield run
+            run = []
+        run.append(each)
+    if run:
+        yield run
 
 
 def _check_footer(file: pa.OSFile, pieces: Pieces) -> None:

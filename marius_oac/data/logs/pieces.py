@@ -17,7 +17,7 @@ from marius_oac.errors import InputError
 
 PIECE_BYTES = 4 << 20
 """Runs keep digests of pieces of this size. With another size, resumed runs would find all files changed."""
-_DIGITS = 32  # of a SHA-256: 128 bits
+DIGITS = 32  # of a SHA-256: 128 bits
 
 
 class Pieces:
@@ -43,7 +43,10 @@ class Pieces:
         digest = hashlib.sha256()
         for part in content:
             digest.update(part)
-        found = digest.hexdigest()[:_DIGITS]
+        self.learn(number, digest.hexdigest()[:DIGITS], name)
+
+    def learn(self, number: int, found: str, name: str) -> None:
+        """Compares the digest of a piece that this process or another one has read, as `check` does."""
         with self._lock:
             self._known.extend([None] * (number + 1 - len(self._known)))
             before = self._known[number]

@@ -119,7 +119,7 @@ class Connections:
             )  # fmt: skip
             if served:
                 source.refused, source.counts = lambda: served.endpoint.refused.total(), lambda: served.server.counts
-                source.reconcile = self._reconcile
+                source.reconcile, source.server = self._reconcile, served.server
             source.announce = self._announce
             if self._error:
                 source.fail(self._error)

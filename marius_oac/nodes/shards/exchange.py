@@ -33,6 +33,7 @@ from marius_oac.nodes.shards.no_rows import NoRows
 from marius_oac.nodes.shards.pending_requests import PendingRequests, SyncConnections
 from marius_oac.nodes.shards.placement import Route
 from marius_oac.nodes.shards.remote_rows import RemoteExchange, RemoteRows
+from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Client, Frames, nonsense
@@ -98,6 +99,10 @@ class RemoteSource(RowSource):
         """Set when this trainer can't go on."""
         self._pending_requests, self._asked = PendingRequests[messages.Found](), threading.Lock()
         self.sync = SyncConnections(connections)
+        self.reading = PendingRequests[messages.Examples]()
+        """Requests for examples that other trainers have read."""
+        self.server: ShardServer | None = None
+        """Of this process; None: it carries no rows."""
         self._receiving = threading.Thread(target=self._listen, name="nodes")
         self._over = [threading.Event() for _ in connections]
         self._to_reconcile = queue.SimpleQueue[tuple[int, messages.Refuse | messages.Fill] | None]()
@@ -132,6 +137,7 @@ class RemoteSource(RowSource):
         self.stopped.set()
         self._pending_requests.fail(error)
         self.sync.pending_requests.fail(error)
+        self.reading.fail(error)
         if self.exchange is not None:
             self.exchange.fail(error)
 
@@ -147,7 +153,7 @@ class RemoteSource(RowSource):
                 connection.send(messages.LookUp(number, table, route.asked_of(node)).frames())
             for node, answer in self._pending_requests.answers():
                 places = route.places(node)
-                with self._said_by(node):
+                with self.said_by(node):
                     values[places] = array(answer.values, np.float32, places.size, values.shape[1])
                     known[places] = array(b"" if answer.known is None else answer.known, np.bool_, places.size)
         return values, known
@@ -180,10 +186,12 @@ class RemoteSource(RowSource):
                     self._ended(node, error)
 
     def _heard(self, node: int, frames: Frames) -> None:
-        self.bytes_received += sum(memoryview(frame).nbytes for frame in frames)
         try:
-            with self._said_by(node):
-                self._take(node, parse(frames))
+            with self.said_by(node):
+                message = parse(frames)
+                if not isinstance(message, messages.Examples):
+                    self.bytes_received += sum(memoryview(frame).nbytes for frame in frames)
+                self._take(node, message)
         except BaseException as error:  # whatever it is, waiting calls must end
             self._ended(node, error)
 
@@ -199,6 +207,8 @@ class RemoteSource(RowSource):
                 self._pending_requests.answer(node, message)
             case messages.Synced():
                 self.sync.pending_requests.answer(node, message)
+            case messages.Examples():
+                self.reading.answer(node, message)
             case messages.Refuse() | messages.Fill() if self.reconcile is not None:
                 self._to_reconcile.put((node, message))
             case _ if self.exchange is not None:
@@ -208,13 +218,14 @@ class RemoteSource(RowSource):
         while (told := self._to_reconcile.get()) is not None:
             node, message = told
             try:
-                with self._said_by(node):
+                with self.said_by(node):
                     present(self.reconcile)(message)
             except BaseException as error:  # whatever it is, waiting calls must end
                 self._ended(node, error)
 
     @contextmanager
-    def _said_by(self, node: int) -> Iterator[None]:
+    def said_by(self, node: int) -> Iterator[None]:
+        """Within the block, `Malformed` becomes the loss of the node that sent it."""
         try:
             yield
         except Malformed as error:

@@ -60,6 +60,8 @@ class ShardServer:
         self._lock = threading.Lock()
         self.counts: dict[str, float] = {}
         """Counts of all shards that were served, up to the last `finish`: `DispatchedShard.metrics`."""
+        self.spans: Callable[[int, messages.Read], list[Out]] | None = None
+        """Answers other trainers that read a log together with this one."""
         self._failed = False
         self._threads = [
             threading.Thread(target=self._serve, args=(endpoint,), name=f"shard, endpoint {number}")
@@ -119,22 +121,36 @@ class ShardServer:
         except Closed:
             return
         except BaseException as error:  # whatever it is, waiting trainers must be answered
-            with self._lock:
-                first, self._failed = not self._failed, True
-            if first:
-                self._on_failure(error)
+            self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """Ends serving with an error; the first one counts."""
+        with self._lock:
+            first, self._failed = not self._failed, True
+        if first:
+            self._on_failure(error)
+
+    def answer(self, peer: int, message: Message) -> None:
+        """Sends a trainer an answer that was not there when it asked."""
+        self._send(peer, message)
+
+    def blamed(self, peer: int, error: Malformed) -> NodeLost:
+        """The error for a peer whose message does not fit."""
+        return NodeLost(self._endpoint_of[peer].names[peer], nonsense(error))
 
     def _handle(self, peer: int, frames: Frames | None) -> None:
         with self._lock:
             try:
                 out = self._gone(peer) if frames is None else self._answers(peer, parse(frames))
             except Malformed as error:
-                raise NodeLost(self._endpoint_of[peer].names[peer], nonsense(error)) from error
+                raise self.blamed(peer, error) from error
             # Within the lock, since otherwise a patch could overtake its rows.
             for to, message in out:
                 self._send(to, message)
 
     def _answers(self, peer: int, message: Message) -> list[Out]:
+        if isinstance(message, messages.Read) and self.spans is not None:
+            return self.spans(peer, message)
         if self._is_elastic(peer):
             match message:
                 case messages.Join():

@@ -42,6 +42,7 @@ class Kind(IntEnum):
     PULL, ROWS, PUSH, PATCH, APPLIED, LOOK_UP, FOUND, SYNC, SYNCED = range(9)
     DENSE, RESERVE, DISPATCH, ENTER, TOKEN, DONE, FINISHED = range(9, 16)
     JOIN, WELCOME, REFUSE, ANSWER, FILL, FILLED = range(16, 22)
+    READ, EXAMPLES = range(22, 24)
 
 
 class Operation(IntEnum):
@@ -87,6 +88,8 @@ class Column(NamedTuple):
 _Number: TypeAlias = Annotated[int, Slot("batch_index")]
 _Step: TypeAlias = Annotated[int, Slot("step")]
 _StopAt: TypeAlias = Annotated[int, Slot("stop_at")]
+_Span: TypeAlias = Annotated[int, Slot("stop_at")]
+_Bytes: TypeAlias = Annotated[np.ndarray, Column(np.uint8)]
 _Table: TypeAlias = Annotated[int, Slot("table", 0, 2**16 - 1)]
 _Flag: TypeAlias = Annotated[bool, Slot("final", 0, 1, bool)]
 _Floats: TypeAlias = Annotated[np.ndarray, Column(np.float32)]
@@ -314,7 +317,7 @@ class Join(Message, kind=Kind.JOIN):
 class Welcome(Message, kind=Kind.WELCOME):
     """The run as JSON (`training.elastic`), in bytes."""
 
-    run: Annotated[np.ndarray, Column(np.uint8)]
+    run: _Bytes
 
 
 class Refuse(OfWorker, kind=Kind.REFUSE):
@@ -342,3 +345,19 @@ class Filled(OfWorker, kind=Kind.FILLED):
 
     shard: _Table = 0
     step: _Step = 0
+
+
+class Read(OfRequest, kind=Kind.READ):
+    """Asks for the trainer's portion of a span that the other trainer owns (`shards.spans`), in this reading of a
+    file."""
+
+    visit: _Step
+    span: _Span
+
+
+class Examples(OfRequest, kind=Kind.EXAMPLES):
+    """The answer: the digests of the span's row groups, and the portion (`data.logs.packed`)."""
+
+    span: _Span
+    digests: _Bytes
+    content: _Bytes

@@ -36,6 +36,7 @@ from marius_oac.nodes.shards.packing import LookupCost, Packed, even
 from marius_oac.nodes.shards.part_planner import PartPlanner
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
 from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
+from marius_oac.nodes.shards.spans import SpanClient, SpanServer
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
@@ -230,7 +231,8 @@ class ShardedTask(Task):
             whole = PartedStep(whole, tree.begin_batch, RunningStatistics(update.norms, tree.of_all_parts))
         step = self.speed_monitor.watch(whole, dense.waited, source.stopped, self.peers)
         planner = with_share(rows.planner(stack), self.share)
-        routed = RoutedPlanner(planner, rows.routed) if parts is None else self._part_planner(planner, parts)
+        lockstep = self._reading_together(stack, planner, source, binding)
+        routed = RoutedPlanner(lockstep, rows.routed) if parts is None else self._part_planner(lockstep, parts)
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
         segments = ShardedSegments(
             self.config.nodes, self.group, self.peers, self.crowd, carriers, planner, routed, source, dense,
@@ -239,6 +241,30 @@ class ShardedTask(Task):
         self._built = _Built(dense, source, update)
         stores = [table.store for table in tables or ()]
         return Components(routed, stores, step, device, rows.readers(source), segments, source)
+
+    def _reading_together(
+        self, stack: ExitStack, planner: SlicedPlanner, source: RemoteSource, binding: Binding
+    ) -> SlicedPlanner:
+        """A planner of the batches in lockstep, which reads together with those of the other trainers if all of them
+        serve; that is, if all carry rows."""
+        config, crowd, parts = self.config, self.crowd, self.config.nodes.parts
+        carriers = [rank for rank, weight in enumerate(self.weights) if weight]
+        trainers = [rank for rank, trains in enumerate(crowd.trains) if trains]
+        serve = set(trainers) <= set(carriers) and not crowd.outside and not self._detached
+        if not serve or not self.peers.trains or config.pipeline.mode == "async":
+            return planner
+        count = len(trainers)
+        shares = [[RankSlice(each, count)] for each in range(count)]
+        if parts is not None:
+            shares = [[RankSlice(part, parts) for part in parts_of(each, count, parts)] for each in range(count)]
+        exchange = SpanClient(source, [carriers.index(rank) for rank in trainers])
+        found = self.rows.read_together(planner, shares, self.share.rank, exchange)
+        if found is None:
+            return planner
+        shared, own = found
+        held = 2 * (config.pipeline.most_workers("plan") + 1)
+        stack.enter_context(SpanServer(present(source.server), own, count, held, binding.bind_thread))
+        return shared
 
     def _part_planner(self, planner: SlicedPlanner, parts: int) -> RoutedPlanner:
         own = parts_of(self.share.rank, self.share.count, parts)

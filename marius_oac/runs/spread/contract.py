@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from marius_oac.data.batches.rank_slice import SlicedPlanner
+from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner
+from marius_oac.data.logs.together import Exchange, OwnSpans
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.part_planner import Gathered
 from marius_oac.nodes.shards.placement import Placement
@@ -70,6 +71,12 @@ class SpreadRows(ABC):
     @abstractmethod
     def planner(self, stack: ExitStack) -> SlicedPlanner:
         """Makes a planner of the batches, whose `share` is set afterwards; its `assign_rows` is not called."""
+
+    def read_together(
+        self, planner: SlicedPlanner, shares: Sequence[Sequence[RankSlice]], trainer: int, exchange: Exchange
+    ) -> tuple[SlicedPlanner, OwnSpans] | None:
+        """See `LogPlanner.read_together`; None: each trainer reads by itself."""
+        return None
 
     @abstractmethod
     def routed(self, plan: Any) -> RoutedPlan:

@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from marius_oac.config.sections import OptimizerConfig
-from marius_oac.data.batches.rank_slice import SlicedPlanner
-from marius_oac.data.logs.batches import LogPlan
+from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner
+from marius_oac.data.logs.batches import LogPlan, LogPlanner
 from marius_oac.data.logs.tables import FeatureTable
+from marius_oac.data.logs.together import Exchange, OwnSpans
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.part_planner import Gathered
@@ -107,6 +109,12 @@ class KeyedRows(SpreadRows):
     def planner(self, stack: ExitStack) -> SlicedPlanner:
         """See `SpreadRows.planner`."""
         return self.make_planner(stack, [BatchKeys(most) for most in self.most_keys])
+
+    def read_together(
+        self, planner: SlicedPlanner, shares: Sequence[Sequence[RankSlice]], trainer: int, exchange: Exchange
+    ) -> tuple[SlicedPlanner, OwnSpans] | None:
+        """See `SpreadRows.read_together`."""
+        return cast(LogPlanner, planner).read_together(shares, trainer, exchange)
 
     def _bags(self, table: FeatureTable) -> list[str]:
         """The bags of a table that the nodes pool."""

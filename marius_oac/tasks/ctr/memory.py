@@ -98,7 +98,12 @@ def plan_ctr_memory(config: CtrConfig, folder: Path, over_nodes: bool = False) -
     names = [table.name for table in tables]
     key_bytes = sum(rows) * KEY_BYTES
     mapped = sum(rows) * RECORD.itemsize * config.storage.on_disk
-    blocks = (config.pipeline.most_workers("plan") + 1) * max(config.data.shuffle, 1 << 16) * (ids * 12 + 64)
+    # Over nodes also one of those that this trainer decodes for all, and one that is decoded ahead.
+    blocks = (
+        (config.pipeline.most_workers("plan") + 1 + 2 * over_nodes)
+        * max(config.data.shuffle, 1 << 16)
+        * (ids * 12 + 64)
+    )
     place = "host" if device.type == "cpu" else "device"
     key = key_to_lower(config, "pipeline.in_flight", *BATCH_KEYS)
     needs = [

@@ -1,0 +1,94 @@
+"""Examples of a log as bytes, in which one trainer sends them to another (`together.py`).
+
+    head      int64 [2 + F + 2 M]: the number of examples n; `LogBlock.cut`; for each of F single-valued features
+              whether it has checks; for each of M bags and sequences how many values it has, and whether these have
+              checks
+    int64     keys of each single-valued feature [n], offsets of each bag [n + 1], keys of each bag [v]
+    float32   numbers [n, N], labels [n]
+    uint32    checks of each single-valued feature [n], and of each bag [v], that has some
+
+Features are in the order of the configuration.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marius_oac.config.ctr import LogConfig
+from marius_oac.data.logs.columns import Bag, LogBlock
+from marius_oac.types import present
+
+
+def pack(block: LogBlock, chosen: np.ndarray) -> np.ndarray:
+    """The examples with these indices, int64 [n], of a block with labels, as uint8 [bytes]."""
+    size, width = chosen.size, block.numbers.shape[1]
+    bags = [bag.take(chosen) for bag in block.bags.values()]
+    checks = [each for each in block.checks.values() if each is not None]
+    bag_checks = [bag.checks for bag in bags if bag.checks is not None]
+    head = [size, block.cut, *(each is not None for each in block.checks.values())]
+    head += [number for bag in bags for number in (bag.keys.size, bag.checks is not None)]
+    wide = len(head) + len(block.keys) * size + sum(bag.offsets.size + bag.keys.size for bag in bags)
+    narrow = size * (1 + width + len(checks)) + sum(each.size for each in bag_checks)
+    space = _Space(np.empty(8 * wide + 4 * narrow, np.uint8))
+    space.take(np.int64, len(head))[:] = head
+    for keys in block.keys.values():
+        np.take(keys, chosen, out=space.take(np.int64, size), mode="clip")  # with other modes `out` is buffered
+    for each in (*(bag.offsets for bag in bags), *(bag.keys for bag in bags)):
+        space.take(np.int64, each.size)[:] = each
+    numbers = space.take(np.float32, width * size).reshape(size, width)
+    np.take(block.numbers, chosen, axis=0, out=numbers, mode="clip")
+    np.take(present(block.labels), chosen, out=space.take(np.float32, size), mode="clip")
+    for each in checks:
+        np.take(each, chosen, out=space.take(np.uint32, size), mode="clip")
+    for each in bag_checks:
+        space.take(np.uint32, each.size)[:] = each
+    return space.content
+
+
+def unpack(content: np.ndarray, config: LogConfig) -> LogBlock:
+    """The examples that `pack` has written, mostly as views of `content`, uint8 [bytes], aligned to 8 bytes.
+
+    Raises:
+        ValueError: no examples of this configuration are written so.
+    """
+    space = _Space(content)
+    singles = [each.name for each in config.single_valued()]
+    several = [each.name for each in (*config.multi_valued, *config.sequences)]
+    size, cut, *flags = space.take(np.int64, 2 + len(singles) + 2 * len(several)).tolist()
+    have, counts, bags_have = flags[: len(singles)], flags[len(singles) :: 2], flags[len(singles) + 1 :: 2]
+    keys = {name: space.take(np.int64, size) for name in singles}
+    offsets = [space.take(np.int64, size + 1) for _ in several]
+    bag_keys = [space.take(np.int64, count) for count in counts]
+    # Copied, since batches get views of them, and what arrived can't be written to.
+    numbers = space.take(np.float32, config.num_numbers * size).reshape(size, config.num_numbers).copy()
+    labels = space.take(np.float32, size).copy()
+    checks = {name: space.take(np.uint32, size) if has else None for name, has in zip(singles, have, strict=True)}
+    bag_checks = [space.take(np.uint32, n) if has else None for n, has in zip(counts, bags_have, strict=True)]
+    if space.left:
+        raise ValueError(f"{space.left} bytes are left")
+    for each, values in zip(offsets, bag_keys, strict=True):
+        if each[0] or each[-1] != values.size or (np.diff(each) < 0).any():
+            raise ValueError("offsets that don't ascend to the number of values")
+    found = zip(several, bag_keys, bag_checks, offsets, strict=True)
+    bags = {name: Bag(values, check, places) for name, values, check, places in found}
+    return LogBlock(labels, numbers, keys, checks, bags, cut)
+
+
+class _Space:
+    """Bytes that are divided from the front."""
+
+    def __init__(self, content: np.ndarray):
+        self.content, self._at = content, 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that are left."""
+        return int(self.content.size) - self._at
+
+    def take(self, dtype: type[np.generic], count: int) -> np.ndarray:
+        """The next elements, as a view. Raises ValueError if there are not so many."""
+        size = np.dtype(dtype).itemsize * count
+        if not 0 <= size <= self.left:
+            raise ValueError(f"{count} elements of {np.dtype(dtype)} in {self.left} bytes")
+        self._at += size
+        return self.content[self._at - size : self._at].view(dtype)
