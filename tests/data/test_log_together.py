@@ -271,13 +271,14 @@ def test_what_is_unpacked_is_what_was_packed(rows, checks, seed, data):
     config = ctr_config("x.parquet").data
     whole = block(9, checks, np.random.default_rng(seed))
     chosen = np.sort(np.random.default_rng(seed).permutation(9)[:rows])
-    packed = pack(whole, chosen)
+    (other, packed) = pack(whole, [np.arange(9), chosen])
+    assert unpack(other, config).size == 9
     found, naive = unpack(packed, config), whole.take(chosen)
     for one, other in zip(arrays(found), arrays(naive), strict=True):
         assert (one is None) == (other is None)
         assert one is None or (one.dtype == other.dtype and np.array_equal(one, other))
     assert found.cut == 3 and found.labels.flags.writeable and found.numbers.flags.writeable
-    cut = data.draw(st.integers(0, packed.size // 4 - 1)) * 4
+    cut = data.draw(st.integers(0, packed.size // 8 - 1)) * 8
     with pytest.raises(ValueError):
         unpack(packed[:cut].copy(), config)
     with pytest.raises(ValueError):
@@ -292,7 +293,7 @@ def arrays(block):
 @pytest.mark.parametrize("place, value", [(0, -1), (0, 2**60), (4, -1), (4, 2**62), (-1, 7)])
 def test_numbers_that_do_not_fit_are_refused(place, value):
     whole = block(9, False, np.random.default_rng(1))
-    packed = pack(whole, np.arange(9))
+    (packed,) = pack(whole, [np.arange(9)])
     head = packed[: 8 * 6].view(np.int64)
     if place < 0:  # the first offset
         packed[8 * 6 + 2 * 72 :].view(np.uint8)[:8] = np.array([value], np.int64).view(np.uint8)
@@ -307,4 +308,5 @@ def test_a_span_fits_a_message():
     whole = block(9, True, np.random.default_rng(1))
     ids = 2 + 64
     assert most_rows(config) == 50 * 900 // (4 + 4 + 12 * ids + 8)
-    assert pack(whole, np.arange(9)).size <= 9 * (4 + 4 + 12 * ids + 8) + 8 * 8
+    (packed,) = pack(whole, [np.arange(9)])
+    assert packed.size <= 9 * (4 + 4 + 12 * ids + 8) + 8 * 8

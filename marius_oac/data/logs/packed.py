@@ -5,12 +5,14 @@
               checks
     int64     keys of each single-valued feature [n], offsets of each bag [n + 1], keys of each bag [v]
     float32   numbers [n, N], labels [n]
-    uint32    checks of each single-valued feature [n], and of each bag [v], that has some
+    uint32    checks of each single-valued feature [n], and of each bag [v], that has some, up to a multiple of 8 bytes
 
 Features are in the order of the configuration.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,17 +21,35 @@ from marius_oac.data.logs.columns import Bag, LogBlock
 from marius_oac.types import present
 
 
-def pack(block: LogBlock, chosen: np.ndarray) -> np.ndarray:
-    """The examples with these indices, int64 [n], of a block with labels, as uint8 [bytes]."""
+def pack(block: LogBlock, chosen: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The examples of a block with labels that each of some trainers needs, as uint8 [bytes].
+
+    Args:
+        chosen: for each trainer the indices of its examples, int64 [n].
+    """
+    cut = [[bag.take(each) for bag in block.bags.values()] for each in chosen]
+    sizes = [_bytes(block, each.size, bags) for each, bags in zip(chosen, cut, strict=True)]
+    # One array, since the system makes large ones of large pages, which cost less.
+    ends = np.cumsum(sizes)
+    content = np.empty(int(ends[-1]), np.uint8)
+    parts = [content[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    for part, each, bags in zip(parts, chosen, cut, strict=True):
+        _write(_Space(part), block, each, bags)
+    return parts
+
+
+def _bytes(block: LogBlock, size: int, bags: Sequence[Bag]) -> int:
+    """Of so many examples with these bags; a multiple of 8, so that the next one's begin at one."""
+    wide = 2 + len(block.keys) * (1 + size) + sum(2 + bag.offsets.size + bag.keys.size for bag in bags)
+    checks = sum(each is not None for each in block.checks.values())
+    narrow = size * (1 + block.numbers.shape[1] + checks) + sum(bag.keys.size for bag in bags if bag.checks is not None)
+    return 8 * (wide + (narrow + 1) // 2)
+
+
+def _write(space: _Space, block: LogBlock, chosen: np.ndarray, bags: Sequence[Bag]) -> None:
     size, width = chosen.size, block.numbers.shape[1]
-    bags = [bag.take(chosen) for bag in block.bags.values()]
-    checks = [each for each in block.checks.values() if each is not None]
-    bag_checks = [bag.checks for bag in bags if bag.checks is not None]
     head = [size, block.cut, *(each is not None for each in block.checks.values())]
     head += [number for bag in bags for number in (bag.keys.size, bag.checks is not None)]
-    wide = len(head) + len(block.keys) * size + sum(bag.offsets.size + bag.keys.size for bag in bags)
-    narrow = size * (1 + width + len(checks)) + sum(each.size for each in bag_checks)
-    space = _Space(np.empty(8 * wide + 4 * narrow, np.uint8))
     space.take(np.int64, len(head))[:] = head
     for keys in block.keys.values():
         np.take(keys, chosen, out=space.take(np.int64, size), mode="clip")  # with other modes `out` is buffered
@@ -38,11 +58,14 @@ def pack(block: LogBlock, chosen: np.ndarray) -> np.ndarray:
     numbers = space.take(np.float32, width * size).reshape(size, width)
     np.take(block.numbers, chosen, axis=0, out=numbers, mode="clip")
     np.take(present(block.labels), chosen, out=space.take(np.float32, size), mode="clip")
-    for each in checks:
-        np.take(each, chosen, out=space.take(np.uint32, size), mode="clip")
-    for each in bag_checks:
-        space.take(np.uint32, each.size)[:] = each
-    return space.content
+    for checks in block.checks.values():
+        if checks is not None:
+            np.take(checks, chosen, out=space.take(np.uint32, size), mode="clip")
+    for bag in bags:
+        if bag.checks is not None:
+            space.take(np.uint32, bag.checks.size)[:] = bag.checks
+    if space.left:
+        space.take(np.uint32, 1)[:] = 0
 
 
 def unpack(content: np.ndarray, config: LogConfig) -> LogBlock:
@@ -64,7 +87,7 @@ def unpack(content: np.ndarray, config: LogConfig) -> LogBlock:
     labels = space.take(np.float32, size).copy()
     checks = {name: space.take(np.uint32, size) if has else None for name, has in zip(singles, have, strict=True)}
     bag_checks = [space.take(np.uint32, n) if has else None for n, has in zip(counts, bags_have, strict=True)]
-    if space.left:
+    if space.left not in (0, 4):
         raise ValueError(f"{space.left} bytes are left")
     for each, values in zip(offsets, bag_keys, strict=True):
         if each[0] or each[-1] != values.size or (np.diff(each) < 0).any():
@@ -78,12 +101,12 @@ class _Space:
     """Bytes that are divided from the front."""
 
     def __init__(self, content: np.ndarray):
-        self.content, self._at = content, 0
+        self._content, self._at = content, 0
 
     @property
     def left(self) -> int:
         """Bytes that are left."""
-        return int(self.content.size) - self._at
+        return int(self._content.size) - self._at
 
     def take(self, dtype: type[np.generic], count: int) -> np.ndarray:
         """The next elements, as a view. Raises ValueError if there are not so many."""
@@ -91,4 +114,4 @@ class _Space:
         if not 0 <= size <= self.left:
             raise ValueError(f"{count} elements of {np.dtype(dtype)} in {self.left} bytes")
         self._at += size
-        return self.content[self._at - size : self._at].view(dtype)
+        return self._content[self._at - size : self._at].view(dtype)

@@ -162,20 +162,27 @@ class OwnSpans(Closable):
             InputError: as `BlockReader.lazy_block` and `LazyBlock.examples`.
         """
         reading = self._reading
-        spans, file = reading.spans(visit), reading.file(visit)
+        spans = reading.spans(visit)
         first, end = spans.rows(span)
-        raw = self._raw(visit, span)
-        if raw is None or len(raw) != end - first:
-            raise InputError(f"{file.rows:,} examples were counted, others are found: the file has changed", file.path)
-        block = LazyBlock(raw, reading.config.data, True, file.path).examples(np.arange(end - first))
+        try:
+            block = self._decoded(visit, span, end - first)
+        except BaseException:
+            self.close()  # what was being read has ended
+            raise
         digests = np.concatenate([_digest(reading.pieces_of(visit), group) for group in spans.groups_of(span)])
         number = first // reading.block_rows
-        low, found = first - number * reading.block_rows, []
+        low, chosen = first - number * reading.block_rows, []
         for trainer in range(len(reading.shares)):
             places = reading.places(trainer, visit, number)
-            here = places[slice(*np.searchsorted(places, (low, low + end - first)))] - low
-            found.append(Portion(digests, pack(block, here)))
-        return found
+            chosen.append(places[slice(*np.searchsorted(places, (low, low + end - first)))] - low)
+        return [Portion(digests, content) for content in pack(block, chosen)]
+
+    def _decoded(self, visit: int, span: int, rows: int) -> LogBlock:
+        """All examples of a span of so many."""
+        raw, file = self._raw(visit, span), self._reading.file(visit)
+        if raw is None or len(raw) != rows:
+            raise InputError(f"{file.rows:,} examples were counted, others are found: the file has changed", file.path)
+        return LazyBlock(raw, self._reading.config.data, True, file.path).examples(np.arange(rows))
 
     def _raw(self, visit: int, span: int) -> RawBlock | None:
         if visit != self._visit or next(self._ahead, None) != span:
