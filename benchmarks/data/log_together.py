@@ -2,12 +2,13 @@
 
     python -m benchmarks.data.log_together --rows 1048576 --trainers 2 4 8
 
-The logs are those of `log_reading`: 13 numbers and 26 keys, integers or texts. "each" is what is paid where each trainer
-decodes all row groups and takes its part of every batch; "together" where each decodes its own and sends the others
-their examples. Both are the processor's seconds, and the bytes read from files, of all trainers over those of a single
-one that reads the whole log: what a trainer pays for an example of its own, relative to one that is alone. 1 is ideal.
-With digests, as a run reads. The trainers are threads of this process, with real connections over the loopback device,
-so the seconds are also those of sending and receiving. Contestants take turns; figures are medians over `--repeats`.
+The logs are those of `log_reading`: 13 numbers and 26 keys, integers or texts, in row groups of 131,072. "each" is what
+is paid where each trainer decodes all row groups and takes its part of every batch; "together" where each decodes its
+own and sends the others their examples. Both are the processor's seconds, and the bytes read from files, of all
+trainers over those of a single one that reads the whole log: what a trainer pays for an example of its own, relative to
+one that is alone. 1 is ideal. With digests, as a run reads. The trainers are threads of this process, with real
+connections over the loopback device, so the seconds are also those of sending and receiving. Contestants take turns;
+figures are medians over `--repeats`.
 """
 
 import argparse
@@ -37,7 +38,8 @@ from marius_oac.data.logs.together import LogReading, OwnSpans, SharedLog
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.spans import SpanClient, SpanServer
-from marius_oac.nodes.transport.contract import Limits, Security
+from marius_oac.nodes.transport.contract import Client, Limits, Security
+from marius_oac.nodes.transport.in_process import Network
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 
@@ -48,13 +50,18 @@ class Trainers:
     """So many trainers of this process, connected to each other."""
 
     def __init__(self, stack: ExitStack, count: int):
-        names = {rank: f"node{rank}" for rank in range(count)}
-        doors = [ZmqServer("127.0.0.1:0", names[rank], names, SECURITY, Limits(), TIMEOUT, print) for rank in names]
+        names, inside, about = {rank: f"node{rank}" for rank in range(count)}, Network(), (SECURITY, Limits(), TIMEOUT)
+        doors = [ZmqServer("127.0.0.1:0", name, names, *about, print) for name in names.values()]
         self.sources: list[RemoteSource] = []
+        self.servers: list[ShardServer] = []
         shard = cast(Any, SimpleNamespace(dispatch_server=None))  # no rows are asked for
-        self.servers = [stack.enter_context(ShardServer(shard, [(door, list(names))], self._fail)) for door in doors]
-        for rank in names:
-            lines = [ZmqClient(door.address, names[other], rank, SECURITY) for other, door in enumerate(doors)]
+        for rank, door in enumerate(doors):
+            own = inside.server(names[rank], {rank: names[rank]})
+            others = [other for other in names if other != rank]
+            self.servers.append(stack.enter_context(ShardServer(shard, [(own, [rank]), (door, others)], self._fail)))
+        for rank, name in names.items():
+            lines: list[Client] = [ZmqClient(door.address, names[other], rank, *about) if other != rank
+                                   else inside.client(name, rank) for other, door in enumerate(doors)]  # fmt: skip
             source = RemoteSource(lines, [], True, 1, lambda *batches: None, lambda: None)
             self.sources.append(stack.enter_context(source))
 

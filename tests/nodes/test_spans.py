@@ -151,6 +151,31 @@ def test_who_asks_again_gets_it_again(world):
     assert owns[0].decoded.count(0) == 2
 
 
+def test_what_is_asked_for_again_has_nothing_decoded_ahead(world):
+    own = Own(0, 2)
+    with SpanServer(world.servers[0], own, 2, 9, lambda role: None) as server:
+        for span in (0, 2):
+            for trainer in (0, 1):
+                world.fetch(trainer, span)
+        own.until(3)
+        world.fetch(0, 0)
+        with server._changed:
+            assert server._changed.wait_for(lambda: server._ahead_of == server._newest, PATIENCE)
+    assert own.decoded == [0, 2, 4, 0]
+
+
+def test_who_asks_again_and_who_asks_then_both_get_it(world, monkeypatch):
+    sent = []
+    monkeypatch.setattr(world.servers[0], "answer", lambda peer, message: sent.append((peer, message.number)))
+    server = SpanServer(world.servers[0], Own(0, 2), 2, 9, lambda role: None)  # decodes when the test says so
+    assert not server.ask(0, messages.Read(1, 0, 0))
+    server._decode((0, 0))
+    assert sent == [(0, 1)]
+    assert not server.ask(0, messages.Read(2, 0, 0)) and not server.ask(1, messages.Read(3, 0, 0))
+    server._decode((0, 0))
+    assert sent == [(0, 1), (0, 2), (1, 3)] and not server._made
+
+
 def test_a_span_that_cant_be_read_fails_its_owner_when_a_trainer_asks_and_not_ahead(world):
     owns = owns_of(bad=[2])
     (server, _) = world.serve(owns)
