@@ -144,6 +144,14 @@ def test_no_more_are_kept_than_allowed_and_a_late_trainer_gets_what_was_dropped(
             assert len(server._made) <= 1
 
 
+def test_the_oldest_is_dropped(world):
+    (server, _) = world.serve(owns_of(), held=2)
+    for span in (0, 2, 4):
+        world.fetch(0, span)
+    with server._changed:
+        assert [*server._made] == [(0, 2), (0, 4)]
+
+
 def test_who_asks_again_gets_it_again(world):
     owns = owns_of()
     world.serve(owns)
