@@ -144,6 +144,11 @@ def test_every_row_has_one_owner_and_no_row_group_two(groups, block_rows, visit,
         assert [spans.rows(within[0])[0], spans.rows(within[-1])[1]] == [first, min(first + block_rows, rows)]
 
 
+def test_a_stretch_has_no_more_row_groups_than_it_needs():
+    spans = spans_of([100, 60, 40, 99, 100], 1000, 1, 2, 1000)
+    assert spans.edges.tolist() == [0, 100, 200, 399] and spans.owners.tolist() == [1, 0, 1]
+
+
 def test_each_row_group_is_decoded_by_one_trainer_of_an_epoch_and_another_in_the_next(logs, monkeypatch):
     read, ranges = [], log_batches.OwnSpans._raw
 

@@ -15,6 +15,7 @@ from marius_oac.data.logs.together import Portion
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
+from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.spans import SpanClient, SpanServer
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport import messages
@@ -208,6 +209,12 @@ def test_a_span_of_another_owner_is_no_message_that_is_sent(world, visit, span):
         world.clients[1].fetch([(0, visit, span)], lambda number, portion: None)
     ((error,), _) = world.errors
     assert isinstance(error, NodeLost) and f"node1: it sent an invalid message: READ: span {span}" in str(error)
+
+
+def test_a_trainer_that_reads_alone_is_not_asked(world):
+    world.servers[1].shard = Shard([], 2, True, None, 4, None)
+    with pytest.raises(NodeLost, match="node0: it sent an invalid message: READ is not sent to this shard"):
+        world.fetch(0, 1)
 
 
 def test_examples_that_do_not_fit_are_the_senders_loss(world):
