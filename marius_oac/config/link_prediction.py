@@ -283,6 +283,8 @@ class Config(BaseConfig):
         tree = super()._plain()
         if "decoder" not in self.model.model_fields_set:
             del tree["model"]["decoder"]
+        if "candidates" not in self.evaluation.model_fields_set:
+            del tree["evaluation"]["candidates"]
         return tree
 
     @property

@@ -22,6 +22,7 @@ from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.data.prepare.readers import read_edges
 from marius_oac.data.prepare.registry import DATASETS, EMBEDDED, KnownDataset, find_dataset, locate, verify
 from marius_oac.errors import InputError
+from tests.ogb_folders import write_ogb_folder
 
 TEXT = {"train": b"a\tr\tb\nb\tr\ta\n", "valid": b"a\tr\ta\n", "test": b"b\tr\tb\n"}
 SHA256 = {split: hashlib.sha256(text).hexdigest() for split, text in TEXT.items()}
@@ -257,6 +258,26 @@ def test_prepare_downloads_a_known_data_set(server, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "find_dataset", lambda name: dataset)
     summary = prepare(PrepareRequest(source="small", out=tmp_path / "g", cache_dir=tmp_path / "cache"))
     assert summary.edges == {"train": 2, "valid": 1, "test": 1}
+
+
+@pytest.mark.parametrize("name", ["ogbl-biokg", "ogbl-ddi"])
+def test_prepare_downloads_a_set_of_ogb(server, tmp_path, monkeypatch, name):
+    """Of its archive it reads four members, in which the folder has OGB's name for the download."""
+    known, folder = find_dataset(name), write_ogb_folder(tmp_path / "raw", name)
+    top = known.members["train"].partition("/")[0]
+    files = {f"{top}/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    server.files["a.zip"] = zipped(files | {f"{top}/mapping/README.md": b"x", "../evil": b"x"})
+    dataset = dataclasses.replace(known, urls={"archive": address(server, "a.zip")})
+    monkeypatch.setattr(prepare_module, "find_dataset", lambda name: dataset)
+    for out in ("a", "b"):
+        prepare(PrepareRequest(source=name, out=tmp_path / out, cache_dir=tmp_path / "cache"))
+        server.files.clear()
+    prepare(PrepareRequest(source=name, from_dir=folder, out=tmp_path / "c"))
+    prints = {Graph.open(tmp_path / out).fingerprint for out in ("a", "b", "c")}
+    assert len(prints) == 1
+    kept = sorted(os.listdir(tmp_path / "cache" / "downloads" / name))
+    assert kept == ["num-node-dict.csv.gz" if known.ogb.kind == "typed" else "num-node-list.csv.gz",
+                    "test.pt", "train.pt", "valid.pt"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """Runs on graphs with negatives of their own: which metrics they report, and by which a checkpoint is the best."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import yaml
 
 import marius_oac
 from marius_oac.config.link_prediction import Config
@@ -104,6 +107,10 @@ def test_defaults_follow_the_graph_and_what_is_set_stays(graphs, graph):
     assert "the graph has negatives of its own: evaluations compute OGB's hits@50" in notes
     assert "the graph has no relations: model.decoder is dot" in notes and config.model.decoder == "dot"
     assert settled_on(tiny_config(graph), graph)[0].evaluation.candidates == "all"
+    copied = Config.build({"data": {"path": "g"}}).replace("threads=1").replace("seed=3")
+    assert "candidates" not in copied.evaluation.model_fields_set, "a copy leaves open what was open"
+    explicit = Config.build({"data": {"path": "g"}, "evaluation": {"candidates": "all"}}).replace("threads=1")
+    assert "candidates" in explicit.evaluation.model_fields_set
 
 
 @pytest.mark.parametrize(
@@ -126,6 +133,16 @@ def test_settings_that_do_not_fit_are_refused(graphs, graph, name, overrides, sa
         GraphTask(config, chosen).check()
 
 
+@pytest.mark.parametrize("name", ["ogbl-biokg", "ogbl-collab"])
+def test_a_first_configuration_takes_them(graphs, name, command, monkeypatch):
+    monkeypatch.setattr("marius_oac.cli.init.graph._FEW_NODES", 10)
+    code, out, _ = command("init", graphs[name].path)
+    text = "\n".join(out)
+    assert code == 0 and f"better {DECISIVE[name]}" in text
+    config = settled_on(Config.build(yaml.safe_load(text)), graphs[name])[0]
+    assert config.evaluation.candidates == "given" and config.decisive_metric == DECISIVE[name]
+
+
 def test_what_does_nothing_is_said(graphs):
     from marius_oac.config.idle import idle_settings
 
@@ -133,6 +150,21 @@ def test_what_does_nothing_is_said(graphs):
     assert "evaluation.decisive does nothing here: evaluation.candidates is 'all'" in idle_settings(config)
     config = Config.build({"data": {"path": "x"}}, ["evaluation.candidates=given", "evaluation.degree_fraction=0.5"])
     assert "evaluation.degree_fraction does nothing here: evaluation.candidates is 'given'" in idle_settings(config)
+
+
+@pytest.mark.slow
+def test_over_nodes_the_rule_is_the_same(graphs, tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"data: {{path: {graphs['ogbl-wikikg2'].path}}}\nmodel: {{dimension: 8}}\n"
+        "training: {epochs: 1, batch_size: 100}\n"
+    )
+    words = ["train", config, "--out", tmp_path / "r", "--local-nodes", "2"]
+    subprocess.run([sys.executable, "-m", "marius_oac", *map(str, words)], check=True, capture_output=True)
+    summary = marius_oac.open_run(tmp_path / "r").summary
+    model = marius_oac.TrainedModel.open(tmp_path / "r")
+    assert summary["test.mrr"] == pytest.approx(naive(model, graphs["ogbl-wikikg2"], "test"), rel=1e-9)
+    assert not any("filtered" in key for key in summary)
 
 
 @pytest.mark.slow

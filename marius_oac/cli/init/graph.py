@@ -36,7 +36,8 @@ def known_graph(name: str) -> str:
     counts = " / ".join(f"{count:,}" for count in graph.num_edges.values())
     about = f"{graph.num_nodes:,} nodes, {graph.num_relations:,} relations, {counts} edges (train / valid / test)"
     valid, nodes = bool(graph.num_edges["valid"]), graph.num_nodes
-    return _text([f"{name}: {about}."], name, bool(graph.num_relations), graph.num_edges["train"], nodes, valid)
+    edges, relations = graph.num_edges["train"], bool(graph.num_relations)
+    return _text([f"{name}: {about}."], name, relations, edges, nodes, valid, graph.metric)
 
 
 def raw_graph(path: Path, delimiter: str | None, columns: tuple[str, ...] | None) -> tuple[str, list[str]]:
@@ -125,18 +126,23 @@ def _edges(path: Path, first: int) -> int:
     return max(first, int(os.path.getsize(path) / 25))
 
 
-def _text(head: list[str], path: str, relations: bool, edges: int, nodes: int, valid: bool) -> str:
+def _text(
+    head: list[str], path: str, relations: bool, edges: int, nodes: int, valid: bool, metric: str | None = None
+) -> str:
+    """The configuration; `metric` is what is computed with negatives that come with the graph."""
     small, large = edges < _SMALL, edges > _LARGE
     epochs, every = (40, 5) if small else (5 if large else 10, 1)
     batch = 500 if edges < 100_000 else 1000 if small else 10_000
-    stopping = commented("  early_stopping: {patience: 2}", "evaluations without a better filtered MRR")
+    stopping = commented("  early_stopping: {patience: 2}", f"evaluations without a better {metric or 'filtered MRR'}")
     decoder, why = WITHOUT_RELATIONS, "the edges have no relations"
     if relations:
         others = (name for name, part in DECODERS.items() if part.uses_relations and name != DEFAULT_DECODER)
         decoder, why = DEFAULT_DECODER, f"or {', '.join(others)}"
     more = ["  reciprocal: true"] if relations else []
     evaluation = [f"  every: {every}"]
-    if nodes > _FEW_NODES:
+    if metric:
+        evaluation.append(commented("  candidates: given", f"OGB's negatives, for its {metric}"))
+    elif nodes > _FEW_NODES:
         evaluation.append(commented("  candidates: 10000", "drawn ones; `all` ranks against every node"))
     lines = [
         *(f"# {each if each.isprintable() else plain(each)}" for each in head),

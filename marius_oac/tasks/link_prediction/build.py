@@ -32,11 +32,11 @@ _MANY = 512  # candidates where every entity is one, whose number the configurat
 
 def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
     """Fills in the defaults that depend on the graph; returns the configuration, and remarks for the user."""
-    notes, with_decoder = [], "decoder" in config.model.model_fields_set
+    notes = []
     if (with_given := settled_on_given(config, graph)) is not config:
         config = with_given
         notes.append(f"the graph has negatives of its own: evaluations compute OGB's {graph.metric}")
-    if not graph.num_relations and not with_decoder:
+    if not graph.num_relations and "decoder" not in config.model.model_fields_set:
         config = config.replace(f"model.decoder={WITHOUT_RELATIONS}")
         notes.append(f"the graph has no relations: model.decoder is {WITHOUT_RELATIONS}")
     if is_sampled(config, graph) and config.evaluation.every:
