@@ -220,6 +220,20 @@ def test_tensors_whose_numbers_are_missing_or_whose_strides_are_wrong(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("length", [299, 301])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_arrays_of_another_shape_than_their_bytes(tmp_path, length, protocol):
+    content, shape = pickled({"head": np.arange(300)}, protocol), b"M%b\x85"
+    changed = content.replace(shape % struct.pack("<H", 300), shape % struct.pack("<H", length))
+    assert changed != content
+    (tmp_path / "a.pt").write_bytes(zipped(data__pkl=changed))
+    with (
+        open_torch_file(tmp_path / "a.pt", tmp_path) as file,
+        pytest.raises(InputError, match=rf"'head': it has 2,400 bytes for an array \[{length}\] of int64"),
+    ):
+        file.integers("head", (None,))
+
+
 def test_operations_and_texts_are_bounded(monkeypatch):
     monkeypatch.setattr(pickles, "MOST_OPERATIONS", 50)
     with pytest.raises(DamagedPickle, match="it has more than 50 operations"):
