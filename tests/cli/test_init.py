@@ -372,6 +372,7 @@ def test_the_relation_is_the_column_with_far_fewer_values_if_names_do_not_tell(c
         ((2, 0, 1), None, "1,0,2"),
         ((0, 2, 1), None, None),
         ((0, 1, 2), ("source", "target", "type"), None),
+        ((0, 1, 2), ("package", '"needs, if any"', "how"), None),
     ]:
         lines = [header] * bool(header) + [tuple(row[n] for n in order) for row in rows]
         write(here / "e.csv", "".join(",".join(line) + "\n" for line in lines))
