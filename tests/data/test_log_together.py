@@ -19,6 +19,7 @@ from marius_oac.data.logs.packed import pack, unpack
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.spans import most_rows, spans_of
 from marius_oac.data.logs.tables import feature_tables
+from marius_oac.data.logs.together import LogReading, OwnSpans, Portion, SharedLog
 from marius_oac.errors import InputError
 from marius_oac.nodes.parts.blocks import parts_of
 from tests.click_logs import ctr_config
@@ -250,6 +251,49 @@ def test_digests_of_others_that_contradict_are_found(tmp_path):
     with pytest.raises(InputError, match="row group 0 is not what it was"):
         with_share(planners[1], RankSlice(1, 2)).plan(0)
     table.close()
+
+
+def reading_of(paths, trainers, pieces):
+    config = ctr_config(paths).replace("data.numeric=[{name: number, transform: none}]", f"training.batch_size={BATCH}")
+    visits = [(0, file) for file in range(len(paths))]
+    files = scan_files([str(path) for path in paths], config.data)
+    return LogReading(config, files, visits, 5 * BATCH, pieces, slices(trainers))
+
+
+def test_after_a_row_group_that_has_changed_the_next_span_says_the_same(tmp_path):
+    path = write(tmp_path / "log.parquet")
+    pieces = Pieces(path)
+    pieces.learn(2, "0" * 32, "")
+    with OwnSpans(reading_of([path], 2, [pieces]), 0) as own:
+        for span in (0, 1):
+            with pytest.raises(InputError, match="row group 1 is not what it was"):
+                own.portions(0, span)
+
+
+def test_spans_of_another_file_are_those_of_that_file(tmp_path):
+    one, other = write(tmp_path / "1.parquet"), write(tmp_path / "2.parquet", user=np.arange(ROWS) + 1000)
+    reading = reading_of([one, other], 1, [Pieces(one), Pieces(other)])
+    with OwnSpans(reading, 0) as own:
+        users = [
+            unpack(own.portions(visit, span)[0].content, reading.config.data).keys["user"][0]
+            for visit, span in ((0, 0), (1, 1), (0, 2))
+        ]
+    assert users == [0, 1000 + reading.spans(1).rows(1)[0], reading.spans(0).rows(2)[0]]
+
+
+@pytest.mark.parametrize("digests, chosen", [(32, 1), (16, 0)])
+def test_portions_of_another_size_are_refused(tmp_path, digests, chosen):
+    path = write(tmp_path / "log.parquet")
+    reading = reading_of([path], 2, [Pieces(path)])
+
+    class Exchange:
+        def fetch(self, wanted, parse):
+            with OwnSpans(reading, 0) as own:
+                portion = own.portions(0, 0)[chosen]  # the other trainer's; or with digests that lack one
+            return [parse(0, Portion(portion.digests[:digests], portion.content))]
+
+    with pytest.raises(ValueError, match="examples, not"):
+        SharedLog(reading, 0, Exchange()).read(0, 0)
 
 
 def test_texts_and_single_trainers_are_read_alone(logs):
