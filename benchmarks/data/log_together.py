@@ -7,8 +7,9 @@ is paid where each trainer decodes all row groups and takes its part of every ba
 own and sends the others their examples. Both are the processor's seconds, and the bytes read from files, of all
 trainers over those of a single one that reads the whole log: what a trainer pays for an example of its own, relative to
 one that is alone. 1 is ideal. With digests, as a run reads. The trainers are threads of this process, with real
-connections over the loopback device, so the seconds are also those of sending and receiving. Contestants take turns;
-figures are medians over `--repeats`.
+connections over the loopback device, so the seconds are also those of sending and receiving. Who is alone is a thread,
+too, as planners are: what threads free is given back to the system sooner. Contestants take turns; figures are medians
+over `--repeats`.
 """
 
 import argparse
@@ -93,6 +94,11 @@ def alone(files: list[LogFile], config: LogConfig, share: RankSlice, batch: int)
     return found
 
 
+def in_thread(pool: ThreadPoolExecutor, work: Callable[[], int]) -> int:
+    """What `work` returns in a thread of the pool."""
+    return pool.submit(work).result()
+
+
 def cost(work: Callable[[], int]) -> tuple[int, float, int]:
     """Examples that were read, the processor's seconds, and the bytes read."""
     bytes_before, begin = bytes_read(), time.process_time()
@@ -122,8 +128,8 @@ def measure(path: Path, config: LogConfig, counts: list[int], batch: int, repeat
             one = partial(alone, files, config, RankSlice(count // 2, count), batch)
             ratios: list[tuple[float, ...]] = []
             for turn in range(repeats + 1):
-                rows, seconds, read = cost(whole)
-                own, seconds_each, read_each = cost(one)
+                rows, seconds, read = cost(partial(in_thread, pool, whole))
+                own, seconds_each, read_each = cost(partial(in_thread, pool, one))
                 found, seconds_together, read_together = cost(together)
                 assert found == rows
                 each = rows / own
