@@ -3,16 +3,14 @@
 import os
 import signal
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.groups.contract import ring_bytes
-from marius_oac.nodes.groups.heartbeat import SLOTS
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.groups.torch_group import TorchGroup, _Shared
+from marius_oac.nodes.groups.torch_group import TorchGroup
 from tests.nodes import conformance
 from tests.nodes.worlds import ProcessWorld, ThreadWorld, together
 
@@ -186,14 +184,6 @@ def test_a_member_that_does_not_come_is_named():
     first, _ = ThreadGroup.members(2, timeout=0.01, names=["anna", "bert"])
     with pytest.raises(NodeLost, match=r"node bert: has not come to exchange 1 within 0.01 s"):
         first.barrier()
-
-
-def test_a_group_has_as_many_channels_as_the_pulse_has_numbers_for():
-    shared = _Shared("gloo", timedelta(seconds=1))
-    groups = [TorchGroup(0, ["a"], str(number), None, shared, [0]) for number in range(SLOTS - 1)]
-    assert shared.groups == groups
-    with pytest.raises(ValueError, match=r"channel more: a group has at most 126 channels"):
-        TorchGroup(0, ["a"], "more", None, shared, [0])
 
 
 @pytest.mark.parametrize("values, message", [({}, "RANK: not set"), ({"RANK": "x"}, "RANK: 'x' is not a number")])

@@ -2,39 +2,43 @@
 
 Guarantees:
 - A member whose process has ended is lost at once. One that is silent for `timeout` seconds (frozen, cut off) is lost
-  then. One that computes is not lost, however long it takes. Each member finds out from its own connections.
+  then. One that computes is not lost, however long it takes. All members learn the name of the one that was lost.
 - When a member is lost the calls of every group end. When it aborts a group, the calls of that group end.
-- A member that leaves announces it and is not lost. `leave` returns when its thread has ended, which takes at most a
-  round of the others, or `timeout` if one of them is silent.
+- A member that leaves announces it and is not lost. `leave` returns when its thread has ended: when its neighbours
+  know, or after `timeout` if one of them is silent.
+- A process has O(log N) connections, and sends O(log N) messages within an eighth of `timeout`.
 
-A round sends one message to each member and receives one from each, with gloo's point-to-point calls. They have
-timeouts and name the peer; the rendezvous' store has neither, and would be a single point of failure.
+The protocol is in `membership.py`, who watches whom in `overlay.py`, the connections in `links.py`. gloo's
+point-to-point calls are of no use for it: each process group connects all members, and one call that times out closes
+all connections. The rendezvous' store has no timeouts and would be a single point of failure, so members meet by it and
+use it no more.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
-import torch
-import torch.distributed as dist
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import Store
 
-from marius_oac.types import present
+from marius_oac.nodes.groups.links import Links
+from marius_oac.nodes.groups.membership import Fact, Kind, Member
+from marius_oac.nodes.transport.contract import SECRET_BYTES
 
-SLOTS = 128
-"""Numbers in a message: whether the sender leaves, then for each group whether the sender has aborted it."""
-_TAG = 1
-INTERVAL = 1.0
-"""Seconds between two rounds, at most."""
+_VERDICT = 3.0
+"""Seconds within which the reason why a call has failed becomes known: a message to each of a few members in turn."""
 
 
 class Heartbeat:
-    """Exchanges heartbeats with all members, from its creation until `leave`.
+    """Exchanges heartbeats with the neighbours among all members, from its creation until `leave`; collective.
 
     Args:
-        group: a process group of all members that nothing else uses.
+        store: by which the members meet. Nobody else has it: it carries the secret with which they know each other.
+        host: IP address to listen at.
         rank: this member's.
         names: of the members.
         timeout: seconds of silence after which a member is lost.
@@ -42,116 +46,122 @@ class Heartbeat:
             the heartbeat's thread.
 
     Attributes:
-        aborted: for each group, 1 if this member has aborted it.
         lost: the name of the first member that was lost, and why.
         excused: members that no call of this member needs any more: none fails because they have left.
+
+    Raises:
+        RuntimeError: not all members came to the store, or not all neighbours could be connected, within `timeout`.
+        OSError: it can't listen.
     """
 
     def __init__(
-        self, group: ProcessGroup, rank: int, names: Sequence[str], timeout: float, end: Callable[[int | None], None]
-    ) -> None:
-        self._group: ProcessGroup | None = group
-        self._names, self._timeout, self._end = names, timeout, end
-        self._interval = min(INTERVAL, timeout / 8)
-        self._leaving = threading.Event()
-        self._changed = threading.Condition()
-        self._ended = False
-        self._there = [peer for peer in range(len(names)) if peer != rank]
-        self._heard: dict[int, list[int]] = {}
-        self.aborted = [0] * (SLOTS - 1)
+        self, store: Store, host: str, rank: int, names: Sequence[str], timeout: float,
+        end: Callable[[int | None], None],
+    ) -> None:  # fmt: skip
+        self._rank, self._names, self._timeout, self._end = rank, names, timeout, end
         self.lost: tuple[str, str] | None = None
-        self._left: list[int] = []
         self.excused: set[int] = set()
+        self._left: list[int] = []
+        self._aborted: dict[int, int] = {}
+        self._aborting: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._leaving = self._linked = self._ended = False
+        if rank == 0:
+            store.set("secret", secrets.token_hex(SECRET_BYTES))
+        self._links = Links(rank, len(names), host, bytes.fromhex(store.get("secret").decode()), timeout)
+        self._member = Member(rank, len(names), timeout, self._links)
         self._thread = threading.Thread(target=self._run, name="heartbeat")
+        try:
+            store.set(f"{rank}", json.dumps(self._links.address))
+            addresses = store.multi_get([f"{each}" for each in range(len(names))])
+        except BaseException:
+            self._links.end()
+            raise
+        self._links.attach(self._member, [(host, port) for host, port in map(json.loads, addresses)])
         self._thread.start()
+        try:
+            self._await_neighbours()
+        except BaseException:
+            self.leave()
+            raise
+
+    def abort(self, slot: int) -> None:
+        """Tells the others that this member has aborted the group of this number; never waits."""
+        self._aborting.append(slot)
+        self._links.wake()
 
     def await_verdict(self, slot: int) -> tuple[str, str] | None:
         """Returns the name of the member that made a call of a group fail, and why; None: no member did.
 
-        Called after the call has failed: it waits for up to two rounds, in which every reason becomes known.
+        Called after the call has failed: it waits for up to `_VERDICT` seconds, in which every reason becomes known.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._verdict(slot) or self._ended, 2 * self._interval + 1)
+            self._changed.wait_for(lambda: self._verdict(slot) or self._ended, _VERDICT)
             return self._verdict(slot)
 
+    def leave(self) -> None:
+        """Announces that this member leaves, and ends the thread."""
+        self._leaving = True
+        self._links.wake()
+        self._thread.join()
+
     def _verdict(self, slot: int) -> tuple[str, str] | None:
-        aborted = [peer for peer, said in sorted(self._heard.items()) if said[slot]]
         if self.lost is not None:
             return self.lost
         if left := [peer for peer in self._left if peer not in self.excused]:
             return self._names[left[0]], "has left the group"
-        return (self._names[aborted[0]], "has aborted") if aborted else None
+        return (self._names[self._aborted[slot]], "has aborted") if slot in self._aborted else None
 
-    def leave(self) -> None:
-        """Announces that this member leaves, and ends the thread."""
-        self._leaving.set()
-        self._thread.join()
-        self._group = None  # its connections close with the last reference
+    def _await_neighbours(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._linked or self.lost or self._ended, self._timeout)
+            if not self._linked and not self.lost:
+                missing = ", ".join(self._names[each] for each in sorted(self._member.missing))
+                raise RuntimeError(f"no connection for heartbeats with {missing}")
 
     def _run(self) -> None:
         try:
-            leaves = False
-            while self._there and not leaves:
-                leaves = self._leaving.wait(self._interval)
-                before = self.lost
-                self._round(leaves)
-                if self.lost is not before and not leaves:
-                    self._end(None)
+            self._member.start(time.monotonic())
+            while not self._member.done:
+                self._links.wait(self._member.wait)
+                self._turn()
         finally:
+            self._links.end()
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
 
-    def _round(self, leaves: bool) -> None:
-        message = torch.tensor([int(leaves), *self.aborted], dtype=torch.int64)
-        answers = {peer: torch.empty_like(message) for peer in self._there}
-        sent = {peer: self._attempt(peer, dist.isend, message) for peer in self._there}
-        received = {peer: self._attempt(peer, dist.irecv, answers[peer]) for peer in self._there}
-        for peer in list(self._there):
-            if self._wait(peer, received[peer]) and self._wait(peer, sent[peer]):
-                self._hear(peer, *answers[peer].tolist())
-
-    def _hear(self, peer: int, leaves: int, *aborted: int) -> None:
+    def _turn(self) -> None:
+        """Sends what follows from what has come, then tells the calls of this member."""
+        while self._aborting:
+            self._member.abort(self._aborting.popleft())
+        if self._leaving:
+            self._member.leave(time.monotonic())
+        self._member.tick(time.monotonic())
+        news, self._member.news = self._member.news, []
         with self._changed:
-            before = self._heard.get(peer, [0] * len(aborted))
-            self._heard[peer] = list(aborted)
+            for fact in news:
+                self._note(fact)
+            self._linked = not self._member.missing
             self._changed.notify_all()
-        for slot, (was, now) in enumerate(zip(before, aborted, strict=True)):
-            if now and not was:
-                self._end(slot)
-        if leaves:
-            self._forget(peer, left=True)
+        for fact in news:
+            if fact.kind is Kind.ABORTED and fact.subject != self._rank:
+                self._end(fact.number)
+            elif fact.kind not in (Kind.ABORTED, Kind.LEFT):
+                self._end(None)
 
-    def _attempt(self, peer: int, call: Callable[..., Work | None], tensor: torch.Tensor) -> Work | RuntimeError:
-        """Starts a send or a receive; returns its work, or the error that it failed with."""
-        try:
-            return present(call(tensor, peer, self._group, _TAG))
-        except RuntimeError as error:
-            return error
-
-    def _wait(self, peer: int, work: Work | RuntimeError) -> bool:
-        """Waits for a send or a receive; if it fails, the peer is lost, unless another member was before. Returns
-        whether it succeeded."""
-        if peer not in self._there:
-            return False
-        try:
-            if isinstance(work, RuntimeError):
-                raise work
-            work.wait(timedelta(seconds=self._timeout))
-            return True
-        except RuntimeError as error:
-            if "Timed out" in str(error):
-                self._forget(peer, f"has not been heard of for {self._timeout:g} s")
-                self._there.clear()  # gloo has closed all connections
-            else:
-                self._forget(peer, "has ended: its connection is closed")
-            return False
-
-    def _forget(self, peer: int, why: str = "", left: bool = False) -> None:
-        with self._changed:
-            self._there.remove(peer)
-            if left:
-                self._left.append(peer)
-            elif self.lost is None:
-                self.lost = self._names[peer], why
-            self._changed.notify_all()
+    def _note(self, fact: Fact) -> None:
+        match fact.kind:
+            case Kind.LEFT:
+                self._left.append(fact.subject)
+            case Kind.ABORTED if fact.subject != self._rank:
+                self._aborted[fact.number] = fact.subject
+            case Kind.ENDED:
+                self.lost = self._names[fact.subject], "has ended: its connection is closed"
+            case Kind.SILENT:
+                self.lost = self._names[fact.subject], f"has not been heard of for {self._timeout:g} s"
+            case Kind.CUT:
+                silent = f"{self._names[fact.by]} has not heard of it for {self._timeout:g} s, but others have"
+                self.lost = self._names[fact.subject], f"{silent}: the connection between them is cut"
+            case Kind.INVALID:
+                self.lost = self._names[fact.subject], "has sent an invalid heartbeat"

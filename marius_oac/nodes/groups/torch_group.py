@@ -11,7 +11,8 @@ Guarantees:
 - A channel is connected when all members have come, within `timeout` seconds. A member that dies meanwhile is found.
 
 The members find each other by the store that torchrun's variables name. gloo and NCCL have no authentication and listen
-on the given interface. They transfer tensors alone, and nothing is unpickled.
+on the given interface. They transfer tensors alone, and nothing is unpickled. Heartbeats listen there, too, and know
+each other by a secret that is in the store.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.nodes.groups.heartbeat import SLOTS, Heartbeat
+from marius_oac.nodes.groups.heartbeat import Heartbeat
+from marius_oac.nodes.groups.links import address_of
 from marius_oac.runtime.channel import Closed
 from marius_oac.types import present
 
@@ -53,8 +55,6 @@ class TorchGroup(Group):
         self._name, self._shared, self._ranks = name, shared, ranks
         self._process_group: ProcessGroup | None = group
         self._slot = len(shared.groups)
-        if self._slot >= SLOTS - 1:
-            raise ValueError(f"channel {name}: a group has at most {SLOTS - 2} channels")
         self._root = self._slot == 0
         self._aborted = self._closed = False
         self._why: BaseException | None = None
@@ -92,14 +92,15 @@ class TorchGroup(Group):
             store = dist.PrefixStore(os.environ.get(START_VARIABLE, "only"), store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
             group = cls(rank, names, "", shared.connect(range(size)), shared, range(size))
-            beats = dist.new_group(timeout=silence, backend="gloo")
-        except RuntimeError as error:
+            host = address_of(interface or os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0])
+            meeting = dist.PrefixStore("heartbeats", store)
+            shared.heartbeat = Heartbeat(meeting, host, rank, names, timeout, shared.sever)
+        except (RuntimeError, OSError) as error:
             if dist.is_initialized():
                 dist.destroy_process_group()
             address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
             first = str(error).partition("\n")[0]
             raise NodeLost(names[rank], f"has not found the others at {address}: {first}") from error
-        shared.heartbeat = Heartbeat(beats, rank, names, timeout, shared.sever)
         return group
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
@@ -175,7 +176,7 @@ class TorchGroup(Group):
         """See `Group.abort`."""
         for group in list(self._shared.groups) if self._root else [self]:
             group._why, group._aborted = group._why or why, True
-            self._shared.heartbeat.aborted[group._slot] = 1
+            self._shared.heartbeat.abort(group._slot)
             with self._shared.lock:
                 group._sever()
 
