@@ -75,7 +75,7 @@ class Process:
 
     def received(self, link: int, beat: int, facts: Iterable[Fact]) -> None:
         """A message has come."""
-        if link in self.proving:
+        if link in self.proving and link in self.links:
             self.proving.discard(link)
             self.member.linked(link, self.links[link], self.world.now)
         self.member.received(link, beat, facts, self.world.now)
@@ -131,7 +131,7 @@ class Process:
         if self.member.done:
             self.end()
         self._wake = -1.0
-        if self.slow and world.draw.random() < 0.1:
+        if self.slow and world.settled and world.draw.random() < 0.1:
             self.busy_until = world.now + world.draw.uniform(0.1, SLOW) * TIMEOUT
         self.plan(max(1e-4, self.member.wait))
 
@@ -158,7 +158,7 @@ class World:
     def __init__(self, size: int, seed: int):
         self.size, self.draw, self.now = size, random.Random(f"{size} {seed}"), 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
+        self._order, self.settled = 0, False
         self.arrivals: dict[tuple[int, int], float] = {}
         self.sides: Callable[[int, int], bool] = lambda one, other: False
         slow = set(self.draw.sample(range(size), -(-size // 20)))
@@ -167,6 +167,7 @@ class World:
             each.take(lambda each=each: each.member.start(self.now))  # type: ignore[misc]
         self.run(4 * TIMEOUT, lambda: not any(each.member.missing for each in self.processes))
         assert not any(each.member.missing for each in self.processes), "not linked"
+        self.settled = True
         self.run(SETTLED)
 
     def number(self) -> int:

@@ -99,26 +99,26 @@ def test_members_that_leave_are_not_lost_and_the_others_find_new_neighbours():
 
 
 def test_who_is_silent_is_named_and_not_waited_for_when_others_leave():
-    crowd = Crowd(3, timeout=1.0)
+    crowd = Crowd(3, timeout=0.6)
     frozen, gate = crowd.beats[1], threading.Event()
     frozen._links.wait = lambda seconds, wait=frozen._links.wait: (gate.wait(), wait(0.0))
     frozen._links.wake()
     crowd.all_told([0, 2], None)
-    assert crowd.beats[0].lost == crowd.beats[2].lost == ("n1", "has not been heard of for 1 s")
+    assert crowd.beats[0].lost == crowd.beats[2].lost == ("n1", "has not been heard of for 0.6 s")
     crowd.leave([0, 2])
     gate.set()  # and is told so when it goes on
     crowd.all_told([1], None)
-    assert frozen.lost == ("n1", "has not been heard of for 1 s")
+    assert frozen.lost == ("n1", "has not been heard of for 0.6 s")
     frozen.leave()
 
 
 def test_a_cut_link_is_named_with_both_ends():
-    crowd = Crowd(3, timeout=1.0)
+    crowd = Crowd(3, timeout=0.6)
     one = crowd.beats[0]._links
     (wire,) = [wire for wire in one._wires.values() if wire.peer == 2]
     one._put = lambda to, data, put=one._put: None if to is wire else put(to, data)
     crowd.all_told([0, 1, 2], None)
-    ends = "has not heard of it for 1 s, but others have: the connection between them is cut"
+    ends = "has not heard of it for 0.6 s, but others have: the connection between them is cut"
     assert {beat.lost for beat in crowd.beats} == {("n0", f"n2 {ends}")}
     crowd.leave(range(3))
 

@@ -11,7 +11,7 @@ from marius_oac.nodes.groups.membership import BEATS, GATHER, Fact, Kind, Member
 from marius_oac.nodes.groups.overlay import MESH, jumps, neighbours, next_after
 
 BEAT = TIMEOUT / BEATS
-SIZES = (1, 2, 3, 8, MESH, MESH + 1, 24, 64, 100, 256, 1000, 1024)
+SIZES = (1, 2, 3, 8, MESH, MESH + 1, 24, 64, 100, 256, 1000)
 
 
 def reached(size, gone=()):
@@ -41,7 +41,7 @@ def test_members_have_few_neighbours_near_all_others(size):
 def test_members_stay_connected_when_fewer_are_gone_than_one_has_neighbours(size):
     draw = random.Random(size)
     near = sorted(neighbours(0, size))
-    for gone in [near[1:], *(draw.sample(range(size), len(near) - 1) for _ in range(20))]:
+    for gone in [near[1:], *(draw.sample(range(size), len(near) - 1) for _ in range(5))]:
         assert len(reached(size, gone)) == size - len(gone)
     assert len(reached(size, near)) == (1 if near[0] else size - len(near))
 
@@ -58,17 +58,16 @@ def test_a_neighbour_that_is_gone_is_replaced_in_the_ring_of_the_others():
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-@pytest.mark.parametrize("size", [2, 3, 8, 20])
+@pytest.mark.parametrize("size", [3, 20])
 def test_every_trouble_is_named_by_all_in_time(trouble, size):
-    for seed in range(3):
-        simulate(trouble, size, seed)
+    simulate(trouble, size, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", TROUBLES)
-@pytest.mark.parametrize("size, seeds", [(2, 100), (3, 100), (5, 100), (17, 40), (64, 10)])
+@pytest.mark.parametrize("size, seeds", [(2, 40), (3, 40), (8, 20), (17, 10), (64, 3)])
 def test_every_trouble_is_named_in_many_networks(trouble, size, seeds):
-    for seed in range(3, seeds):
+    for seed in range(1, seeds):
         simulate(trouble, size, seed)
 
 
@@ -158,6 +157,8 @@ def test_the_first_verdict_stays_and_is_passed_on_once(member):
     member.ended(12, 100.1)
     member.tick(100.1)
     assert member._wires.facts() == [(13, first)] and member.lost == first and member.news == [first]
+    member.linked(14, 3, 100.2)
+    assert member._wires.facts() == [(14, first)]
 
 
 def test_the_first_abort_of_each_group_is_passed_on(member):
@@ -223,6 +224,16 @@ def test_who_leaves_waits_until_the_others_have_closed(member):
     assert member.done and member.lost is None
 
 
+def test_who_leaves_itself_passes_on_at_once_who_has_left(member):
+    left = Fact(Kind.LEFT, 2)
+    member.leave(100.1)
+    member.tick(100.1)
+    member._wires.sent.clear()
+    member.received(13, 1, [left], 100.2)
+    member.tick(100.2)
+    assert (11, left) in member._wires.facts()
+
+
 def test_a_new_link_to_one_that_leaves_is_told_so(member):
     member.leave(100.1)
     member.tick(100.1)
@@ -257,6 +268,12 @@ def test_who_has_left_is_closed_and_not_lost(member):
     member.tick(100.11 + GATHER)
     assert member._wires.facts() == [(11, left)]
     assert member.lost is None and list(member.left) == [2] and member._wires.opened == [1, 2]
+
+
+def test_who_says_that_it_leaves_and_ends_at_once_is_not_lost(member):
+    member.received(12, 1, [Fact(Kind.LEFT, 2)], 100.1)
+    member.ended(12, 100.1)
+    assert member.lost is None and list(member.left) == [2]
 
 
 def test_one_that_can_not_be_reached_is_passed_over():
