@@ -54,8 +54,9 @@ def measured(size: int, seconds: float) -> tuple[float, int, int]:
     lines, processes = [], []
     for rank in range(size):
         ours, theirs = context.Pipe()
-        processes.append(context.Process(target=_member, args=(theirs, rank, size, port, seconds)))
-        processes[-1].start()
+        with theirs:
+            processes.append(context.Process(target=_member, args=(theirs, rank, size, port, seconds)))
+            processes[-1].start()
         lines.append(ours)
     found = [line.recv() for line in lines]
     for line in lines:
