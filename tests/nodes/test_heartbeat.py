@@ -157,6 +157,9 @@ class Listening:
     def ended(self, link, now, kind):
         self.told.append(("ended", link, kind))
 
+    def failed(self, peer, now):
+        self.told.append(("failed", peer))
+
     def until(self, happened):
         end = time.monotonic() + PATIENCE
         while not happened():
@@ -244,6 +247,21 @@ def test_who_does_not_have_the_secret_or_means_another_is_refused(listening, sec
         stranger.sendall(bytes(8))
         listening.until(lambda: shut(stranger))
     assert listening.told == []
+
+
+def test_a_listener_without_the_secret_gets_no_proof(listening):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listening.links.attach(listening, {2: server.getsockname()})
+        listening.links.open(2)
+        stranger, _ = server.accept()
+        with stranger:
+            stranger.sendall(bytes(64))
+            listening.until(lambda: listening.told)
+            stranger.settimeout(PATIENCE)
+            came = b""
+            while piece := stranger.recv(1 << 16):
+                came += piece
+    assert listening.told == [("failed", 2)] and len(came) == len(member_of(SECRET).hello)
 
 
 def test_strangers_who_wait_are_cut(listening):
