@@ -144,7 +144,7 @@ class Listening:
 
     def __init__(self):
         self.told = []
-        self.links = Links(0, 3, "127.0.0.1", SECRET, PATIENCE)
+        self.links = Links(0, 3, "127.0.0.1", SECRET, 4 * PATIENCE)
         self.links.attach(self, [])
 
     def linked(self, link, peer, now):
