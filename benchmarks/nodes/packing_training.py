@@ -88,7 +88,7 @@ def main() -> None:
                     seconds.append(time.process_time() - begin)
                     later += task.measure(range(half, min(task.schedule.last, half + 200)))
                 nodes = pack(measured, np.ones(NUM_SHARDS, np.int64), [NUM_SHARDS] * size, weights)
-                loads = (heaviest(later, even(weights).nodes, weights), heaviest(later, nodes, weights))
+                loads = (heaviest(later, even(weights, NUM_SHARDS).nodes, weights), heaviest(later, nodes, weights))
                 own, each = heaviest(measured, nodes, weights), max(seconds) / min(arguments.measure, half)
                 print(f"| {name} | {size} | {loads[0]:.3f} | **{loads[1]:.3f}** | {own:.3f} | {each:.4f} |", flush=True)
 

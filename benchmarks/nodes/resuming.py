@@ -68,7 +68,7 @@ def save(task: CtrTask, placement: Placement, keys: np.ndarray, folder: Path) ->
             rows = task.spread(Part(placement, place))
             (table,) = rows.make_tables(stack, folder, UNBOUND)
             vocabularies = (keys % 4).astype(np.uint16)
-            mine = placement.nodes[shard_of_rows(vocabularies, keys)] == place
+            mine = placement.nodes[shard_of_rows(vocabularies, keys, placement.num_shards)] == place
             own = vocabularies[mine], keys[mine], np.zeros(mine.sum(), np.uint32)
             for index in rows._key_tables:
                 index.admit(*own, index.find(*own), distinct=True)

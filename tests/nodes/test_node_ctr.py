@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from marius_oac.data.batches.rank_slice import RankSlice, with_share
-from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement, shard_of_keys
+from marius_oac.nodes.shards.placement import FEWEST_SHARDS, NUM_SHARDS, Placement, shard_of_keys
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.key_move import shard_of_rows
 from marius_oac.runs.spread.keyed import shared_by_shard
@@ -20,10 +20,15 @@ def test_rare_keys_share_a_row_for_each_shard_that_lies_where_the_shard_does():
     """So the keys that share one are the same on any number of nodes, and its row moves with them."""
     keys = np.random.default_rng(1).integers(-(2**62), 2**62, 2000)
     vocabularies = np.arange(2000).astype(np.uint16) % 3
-    shared, shards = shared_by_shard(vocabularies, keys), shard_of_keys(vocabularies, keys)
-    assert is_shared(shared).all() and not is_shared(keys).any() and LAST_SHARED - NO_KEY == NUM_SHARDS
-    assert {*zip(shared.tolist(), shards.tolist(), strict=True)} == {(NO_KEY + 1 + each, each) for each in {*shards}}
-    assert np.array_equal(shard_of_rows(vocabularies, shared), shards)
+    every = set()
+    for number, first in ((FEWEST_SHARDS, NO_KEY + 1), (NUM_SHARDS, NO_KEY + 3841)):
+        shared, shards = shared_by_shard(number)(vocabularies, keys), shard_of_keys(vocabularies, keys, number)
+        assert is_shared(shared).all() and not is_shared(keys).any()
+        assert {*zip(shared.tolist(), shards.tolist(), strict=True)} == {(first + each, each) for each in {*shards}}
+        assert np.array_equal(shard_of_rows(vocabularies, shared, number), shards)
+        assert every.isdisjoint(range(first, first + number))  # a look-up tries both
+        every.update(range(first, first + number))
+    assert max(every) == LAST_SHARED and not is_shared(np.array([LAST_SHARED + 1, NO_KEY - 1])).any()
 
 
 def test_nodes_with_other_files_under_the_same_names_are_told_apart(tmp_path):

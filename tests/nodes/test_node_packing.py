@@ -18,7 +18,7 @@ from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest
-from marius_oac.nodes.shards.placement import NUM_SHARDS
+from marius_oac.nodes.shards.placement import FEWEST_SHARDS, NUM_SHARDS
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded import placement as node_packing
@@ -118,7 +118,7 @@ def test_the_heaviest_node_is_near_the_mean_where_the_hash_alone_is_not(hubs, lo
     found, task = packed(made, *[{}] * size)
     assert found.batches == min(node_packing.MOST_BATCHES, task.schedule.last)
     after = heaviest_in_training(task, found.placement.nodes, size)
-    before = heaviest_in_training(task, even([1.0] * size).nodes, size)
+    before = heaviest_in_training(task, even([1.0] * size, NUM_SHARDS).nodes, size)
     assert after <= 1.1 and before > (1.05 if size == 2 else 1.1)
     assert found.heaviest == pytest.approx(after, abs=0.03) and found.by_hash == pytest.approx(before, abs=0.03)
 
@@ -162,7 +162,7 @@ def test_a_pass_that_measures_is_bounded(log, hubs, monkeypatch):
 def test_stronger_nodes_are_asked_for_more(hubs):
     found, task = packed(graph_nodes(hubs), {"shards": 3}, {"shards": False}, {"shards": 1})
     assert found.placement.num_nodes == 2 and found.heaviest < 1.05 and task.place == 0
-    load = heaviest(np.ones(NUM_SHARDS), found.placement.nodes, [3.0, 1.0])
+    load = heaviest(task.rows.known()[0], found.placement.nodes, [3.0, 1.0])
     assert load == pytest.approx(1, abs=0.25)
 
 
@@ -178,7 +178,7 @@ def test_shards_that_nobody_asked_for_are_spread_too(hubs, monkeypatch):
 def test_by_the_hash_alone_nothing_is_measured(hubs, monkeypatch):
     monkeypatch.setattr(ShardedTask, "measure", None)
     found, _ = packed(graph_nodes(hubs, "nodes.packing=even"), {}, {"shards": 2})
-    assert np.array_equal(found.placement.nodes, even([1, 2]).nodes) and found.summary() == {}
+    assert np.array_equal(found.placement.nodes, even([1, 2], NUM_SHARDS).nodes) and found.summary() == {}
     found, _ = packed(graph_nodes(hubs), {})
     assert not found.placement.nodes.any()
 
@@ -232,7 +232,7 @@ def save(run, names, weights, nodes, sequences, figures=(10, 1.5, 1.01)):
 
 
 def test_a_run_goes_on_with_the_placement_it_had(hubs, tmp_path, monkeypatch):
-    nodes = np.arange(NUM_SHARDS, dtype=np.int32) // 200
+    nodes = np.arange(NUM_SHARDS, dtype=np.int32) // 3000
     save(tmp_path, ["n0", "n1"], [1.0, 1.0], nodes, [10, 20])
     save(tmp_path, ["n0", "n1"], [1.0, 2.0], 1 - nodes, [30])
     save(tmp_path, ["n1", "n0"], [1.0, 1.0], 1 - nodes, [30])
@@ -245,6 +245,17 @@ def test_a_run_goes_on_with_the_placement_it_had(hubs, tmp_path, monkeypatch):
     assert {each.start for each in asked} == {30}
     packed(graph_nodes(hubs), {}, {}, {}, run=tmp_path, checkpoint="0000000020")
     assert {each.start for each in asked} == {20, 30}
+
+
+@pytest.mark.parametrize("more", [{}, {"nodes.packing": "even"}])
+def test_a_run_keeps_its_number_of_shards(hubs, log, tmp_path, more):
+    """Else rows that waiting keys share would belong to others: an earlier version had fewer."""
+    overrides = [f"{key}={value}" for key, value in more.items()]
+    save(tmp_path, ["n0", "n1"], [1.0, 1.0], np.arange(FEWEST_SHARDS, dtype=np.int32) % 2, [10])
+    for made in (graph_nodes(hubs, *overrides), click_nodes(log, *overrides)):
+        found, _ = packed(made, {}, {}, {}, run=tmp_path)
+        assert found.placement.num_shards == FEWEST_SHARDS and {*found.placement.nodes.tolist()} == {0, 1, 2}
+        assert packed(made, {}, {})[0].placement.num_shards == NUM_SHARDS
 
 
 def test_what_is_damaged_says_nothing_of_where_rows_lie(tmp_path):

@@ -4,7 +4,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.errors import InputError
-from marius_oac.nodes.shards.packing import LookupCost, loads, pack
+from marius_oac.nodes.shards.packing import LookupCost, heaviest, loads, pack
+from marius_oac.nodes.shards.placement import NUM_SHARDS
 from tests.nodes import naive_shards as naive
 
 
@@ -128,6 +129,15 @@ def test_too_small_budgets_are_refused_with_the_nodes_and_the_numbers():
 def test_what_does_not_fit_together_is_refused(arguments):
     with pytest.raises(ValueError):
         pack(*arguments)
+
+
+def test_every_one_of_a_thousand_processes_has_shards():
+    costs = np.random.default_rng(0).poisson(400, NUM_SHARDS).astype(float)
+    for nodes in (40, 1000):
+        found = pack(costs, np.ones(NUM_SHARDS, int), [NUM_SHARDS] * nodes)
+        assert (np.bincount(found, minlength=nodes) >= NUM_SHARDS // nodes - 1).all()
+        most = heaviest(costs, found, [1.0] * nodes)
+        assert most < (1.001 if nodes == 40 else 1.2)  # four or five shards of a size cannot be even
 
 
 def test_look_ups_are_counted_by_shard():

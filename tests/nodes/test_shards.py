@@ -5,7 +5,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.kernels.cpu.permutation import MAX_SIZE
-from marius_oac.nodes.shards.placement import NUM_SHARDS, IdPlaces, Placement, route_keys, shard_of_keys, unique_keys
+from marius_oac.nodes.shards.placement import (
+    FEWEST_SHARDS,
+    NUM_SHARDS,
+    IdPlaces,
+    Placement,
+    route_keys,
+    shard_of_keys,
+    unique_keys,
+)
 from marius_oac.storage.keys.index import initial_keys
 from tests.data.test_random import chi_square_is_plausible, needs_jit
 from tests.nodes import naive_shards as naive
@@ -40,8 +48,11 @@ def test_a_keys_shard_is_the_naive_one(keys, num_shards):
 def test_shards_stay_what_they_were():
     """Checkpoints refer to them."""
     vocabularies, keys = np.array([0, 1, 0, 65535], np.uint16), np.array([0, 0, -1, 2**62])
-    assert shard_of_keys(vocabularies, keys).tolist() == [255, 118, 246, 180]
-    assert IdPlaces(1000, Placement.by_number(3)).shard_of(np.array([0, 1, 2, 999])).tolist() == [118, 73, 145, 63]
+    assert shard_of_keys(vocabularies, keys, FEWEST_SHARDS).tolist() == [255, 118, 246, 180]
+    assert (shard_of_keys(vocabularies, keys, NUM_SHARDS) >> 4).tolist() == [255, 118, 246, 180]
+    ids, of_an_earlier_version = np.array([0, 1, 2, 999]), Placement.by_number(3, FEWEST_SHARDS)
+    assert IdPlaces(1000, of_an_earlier_version).shard_of(ids).tolist() == [118, 73, 145, 63]
+    assert IdPlaces(1000, Placement.by_number(3)).shard_of(ids).tolist() == [1892, 1183, 2322, 1015]
 
 
 @needs_jit
@@ -50,13 +61,13 @@ def test_shards_are_even_and_independent_of_the_index(step):
     keys = (np.arange(300_000, dtype=np.uint64) * np.uint64(step)).view(np.int64)
     for vocabulary in (0, 7):
         vocabularies = np.full(keys.size, vocabulary, np.uint16)
-        shards = shard_of_keys(vocabularies, keys)
+        shards = shard_of_keys(vocabularies, keys, NUM_SHARDS)
         assert chi_square_is_plausible(np.bincount(shards, minlength=NUM_SHARDS), keys.size / NUM_SHARDS)
         # The index of a node finds the keys of its shards spread over all its own shards: high word of another hash.
         of_index = initial_keys(vocabularies, keys).view(np.uint64) >> np.uint64(60)
         together = np.bincount((shards % 16) * 16 + of_index.astype(np.int64), minlength=256)
         assert chi_square_is_plausible(together, keys.size / 256)
-    others = shard_of_keys(np.full(keys.size, 8, np.uint16), keys)
+    others = shard_of_keys(np.full(keys.size, 8, np.uint16), keys, NUM_SHARDS)
     assert chi_square_is_plausible(np.bincount((shards % 16) * 16 + others % 16, minlength=256), keys.size / 256)
 
 
@@ -164,7 +175,7 @@ KEYS = (np.zeros(2, np.uint16), np.zeros(2, np.int64), np.zeros(2, np.uint32))
         (lambda: IdPlaces(5, Placement.by_number(1)).ids_on(0, np.array([5])), "rows must be 0 to 4"),
         (lambda: IdPlaces(5, Placement.by_number(1)).ids_on(0, np.array([-1])), "rows must be 0 to 4"),
         (lambda: shard_of_keys(KEYS[0], KEYS[1], 0), "num_shards must be"),
-        (lambda: shard_of_keys(KEYS[0].astype(np.int64), KEYS[1]), "vocabularies must be uint16"),
+        (lambda: shard_of_keys(KEYS[0].astype(np.int64), KEYS[1], 9), "vocabularies must be uint16"),
         (lambda: unique_keys(KEYS[0], KEYS[1], KEYS[2][:1]), "checks must be uint32"),
         (lambda: route_keys(Placement.by_number(1), KEYS[0][:1], *KEYS[1:]), "vocabularies must be uint16"),
     ],

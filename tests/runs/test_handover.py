@@ -52,7 +52,10 @@ class Clicks:
         """Keys of this process's shards get rows, if they come twice; a tenth is dropped again."""
         for number, table in enumerate(rows._key_tables):
             vocabularies = (self.keys % 5 + number).astype(np.uint16)
-            own = rows.part.placement.nodes[shard_of_rows(vocabularies, self.keys)] == rows.part.own
+            own = (
+                rows.part.placement.nodes[shard_of_rows(vocabularies, self.keys, rows.part.placement.num_shards)]
+                == rows.part.own
+            )
             mine, vocabularies = self.keys[own], vocabularies[own]
             checks = (mine & 0xFFFF).astype(np.uint32)
             for times in (1 + (mine % 3 > 0), 1 + (mine % 7 == 0)):
@@ -184,7 +187,7 @@ def test_every_row_comes_to_its_owner_and_is_read_once(kind, memory, graph, tmp_
                 assert keys == [key for name in dict.fromkeys(name for name, *_ in order) for key in order
                                 if key[0] == name and key in found]  # fmt: skip
                 owners = shard_of_rows(
-                    np.array([key[1] for key in keys], np.uint16), np.array([key[2] for key in keys])
+                    np.array([key[1] for key in keys], np.uint16), np.array([key[2] for key in keys]), NUM_SHARDS
                 )
                 assert (after.nodes[owners] == place).all()
         if not memory and kind == "clicks":

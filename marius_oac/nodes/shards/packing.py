@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from marius_oac.errors import InputError
-from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
+from marius_oac.nodes.shards.placement import Placement
 
 _STEPS_PER_SHARD = 4
+_EVEN = 1e-4  # how far the most loaded node may be above the mean
+_OTHERS = 32  # nodes, the least loaded ones, with which an exchange is tried
 _GAIN = 1e-9  # of the largest load: what a step must gain at least, so that rounding can't make steps repeat
 
 
@@ -28,7 +30,7 @@ class LookupCost:
         batches: number of batches that were counted.
     """
 
-    def __init__(self, num_shards: int = NUM_SHARDS) -> None:
+    def __init__(self, num_shards: int) -> None:
         self.lookups = np.zeros(num_shards, np.int64)
         self.batches = 0
 
@@ -112,10 +114,10 @@ def loads(costs: np.ndarray, nodes: np.ndarray, num_nodes: int) -> np.ndarray:
     return np.bincount(nodes, weights=costs, minlength=num_nodes)
 
 
-def even(weights: Sequence[float]) -> Placement:
+def even(weights: Sequence[float], num_shards: int) -> Placement:
     """Returns the placement by the hash alone, before anything was measured: numbers of shards follow the weights."""
-    ones = np.ones(NUM_SHARDS, np.int64)
-    return Placement(pack(ones, ones, [NUM_SHARDS] * len(weights), weights), len(weights))
+    ones = np.ones(num_shards, np.int64)
+    return Placement(pack(ones, ones, [num_shards] * len(weights), weights), len(weights))
 
 
 def heaviest(costs: np.ndarray, nodes: np.ndarray, weights: Sequence[float]) -> float:
@@ -167,12 +169,12 @@ def _improved(
         load = loads(costs, nodes, budgets.size)
         room = budgets - np.bincount(nodes, weights=sizes, minlength=budgets.size).astype(np.int64)
         heavy = int((load / weights).argmax())
+        if load[heavy] / weights[heavy] <= (1 + _EVEN) * load.sum() / weights.sum():
+            break
         mine = np.flatnonzero(nodes == heavy)
-        best = (load[heavy] / weights[heavy] * (1 - _GAIN), -1, -1, -1)
-        for other in range(budgets.size):
+        best: tuple[float, int, int, int] = (load[heavy] / weights[heavy] * (1 - _GAIN), -1, -1, -1)
+        for other in np.argsort(load / weights, kind="stable")[: min(_OTHERS, budgets.size - 1)].tolist():
             theirs = np.append(np.flatnonzero(nodes == other), costs.size)
-            if other == heavy:
-                continue
             gain = costs[mine][:, None] - with_none[theirs]
             growth = sizes[mine][:, None] - size_with_none[theirs]
             after = np.maximum((load[heavy] - gain) / weights[heavy], (load[other] + gain) / weights[other])

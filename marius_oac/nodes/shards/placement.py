@@ -1,7 +1,7 @@
 """Maps keys to nodes: a hash maps keys to virtual shards, and a placement maps virtual shards to nodes.
 
-A table has `NUM_SHARDS` virtual shards, whatever the number of nodes, so that one can be measured, moved and saved as a
-whole. The hash decides only the shard: keys are still compared exactly, as (vocabulary, 64-bit integer).
+A table has V virtual shards, whatever the number of nodes, so that one can be measured, moved and saved as a whole. The
+hash decides only the shard: keys are still compared exactly, as (vocabulary, 64-bit integer).
 
 - Click logs: shard = high word of hash(vocabulary, key) * V. A node assigns rows to its keys by itself.
 - Graphs have ids 0 to N - 1, so a fixed permutation replaces the hash: id -> position in [0, N). Shard v has the
@@ -24,9 +24,10 @@ from marius_oac.kernels.cpu.permutation import MAX_SIZE
 from marius_oac.kernels.cpu.random import stream_key, wrapping
 from marius_oac.storage.keys.distinct import number_distinct
 
-NUM_SHARDS = 256
-"""By benchmarks/nodes/packing.py 32 balance 16 nodes. 256 also do for 100 nodes, for nodes of different speed and for
-tight budgets, and are packed in milliseconds. Part of the format of checkpoints."""
+NUM_SHARDS = 1 << 12
+"""Of a new run: four for each of a thousand processes. A run keeps the number that its first checkpoint has, which is
+`FEWEST_SHARDS` if an earlier version wrote it."""
+FEWEST_SHARDS = 1 << 8
 MAX_SHARDS = 1 << 16
 MAX_KEYS = 1 << 30  # of one batch
 
@@ -97,7 +98,7 @@ class Route:
 
 
 @wrapping
-def shard_of_keys(vocabularies: np.ndarray, keys: np.ndarray, num_shards: int = NUM_SHARDS) -> np.ndarray:
+def shard_of_keys(vocabularies: np.ndarray, keys: np.ndarray, num_shards: int) -> np.ndarray:
     """Returns the shard of each key, int64 [n], from vocabularies, uint16 [n], and keys, int64 [n]."""
     if not 1 <= num_shards <= MAX_SHARDS:
         raise ValueError(f"num_shards must be 1 to {MAX_SHARDS}, not {num_shards}")

@@ -133,6 +133,15 @@ def saved_packings(run: Path, names: Sequence[str], weights: Sequence[float], ow
     return found
 
 
+def saved_num_shards(run: Path) -> int | None:
+    """How many virtual shards a run has, if a checkpoint of any part is here."""
+    for part in parts_of(run):
+        for name in reversed(part.names()):
+            with suppress(CheckpointError):  # another one will do; loading this one reports the damage
+                return len(_array_of(part.open(name, verify=False), PLACEMENT))
+    return None
+
+
 def newest(run: Path) -> tuple[Layout, str] | None:
     """The layout that has the newest complete checkpoint, and its name."""
     there = [(layout, layout.names()) for layout in Layout.all(run)]

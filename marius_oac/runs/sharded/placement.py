@@ -21,9 +21,9 @@ from marius_oac.config.task import TaskConfig
 from marius_oac.errors import InputError, NodeLost, size_text
 from marius_oac.nodes.launch.cluster import names
 from marius_oac.nodes.shards.packing import Packed, even, heaviest, pack
-from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
+from marius_oac.nodes.shards.placement import Placement
 from marius_oac.runs.checkpoints.retention import START
-from marius_oac.runs.sharded.checkpoint import Layout, saved_packings
+from marius_oac.runs.sharded.checkpoint import Layout, saved_num_shards, saved_packings
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime.console import logger
 from marius_oac.storage.contract import RowLayout
@@ -59,6 +59,7 @@ def agreed_packing(
             return saved
         first = min(_position(task, run, checkpoint), task.schedule.last)
         task.peers.agreed(lambda: task.check_data_from(first))
+    task = _with_shards_of(task, run)
     budgets = _Budgets.of(task, config, cluster)
     unmeasured = _packed(task, budgets, None)
     if config.nodes.packing == "even" or unmeasured.num_nodes == 1:
@@ -103,6 +104,12 @@ def _saved(task: ShardedTask, run: Path, checkpoint: str | None) -> Packed | Non
     return Packed(Placement(np.array(best["nodes"]), len(task.carried)), int(batches), by_hash, packed)
 
 
+def _with_shards_of(task: ShardedTask, run: Path | None) -> ShardedTask:
+    """The task with as many virtual shards as the run has had so far, if it goes on."""
+    found = None if run is None else [each for each in task.peers.gather(saved_num_shards(run)) if each]
+    return task.placed(Packed(even(task.carried, found[0]))) if found else task
+
+
 def _position(task: ShardedTask, run: Path, checkpoint: str | None) -> int:
     """The batch that these processes, which are new, continue with."""
     if checkpoint == START:
@@ -137,8 +144,9 @@ class _Budgets:
         called = [names(cluster)[rank] for rank in carriers]
         known = task.rows.known()
         if known is None:
-            rows = np.ones(NUM_SHARDS, np.int64)
-            return cls(task.carried, called, rows, 0.0, np.full(len(carriers), NUM_SHARDS), None)
+            num_shards = task.placement.num_shards
+            rows = np.ones(num_shards, np.int64)
+            return cls(task.carried, called, rows, 0.0, np.full(len(carriers), num_shards), None)
         rows, layout = known
         page_rows, page, copies = _paged(config, layout)
         room = {"memory": np.full(len(carriers), rows.sum()), "disk": np.full(len(carriers), rows.sum())}
@@ -158,7 +166,7 @@ class _Budgets:
         Nobody gets more rows than its memory holds if there is a way, and more than its disk in no case.
         """
         if costs is None and self.memory is None and (self.disk >= self.rows.sum()).all():
-            return even(self.weights)
+            return even(self.weights, self.rows.size)
         if costs is None:
             costs = np.ones(self.rows.size)
         else:

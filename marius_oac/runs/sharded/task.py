@@ -110,7 +110,7 @@ class ShardedTask(Task):
         self.place = sum(each > 0 for each in weights[: group.rank]) if carries else None
         trains = detached or self.crowd.trains[group.rank]
         self.peers: ClusterPeers = ClusterPeers(group, trains, self.place is not None)
-        self.packed, self._detached = packed or Packed(even(self.carried)), detached
+        self.packed, self._detached = packed or Packed(even(self.carried, NUM_SHARDS)), detached
         self.speed_monitor = speed_monitor or SpeedMonitor(
             task.config.nodes, group.rank, self.trainers, task.config.training.batch_size
         )
@@ -283,11 +283,11 @@ class ShardedTask(Task):
 
     def measure(self, batches: Sequence[int]) -> np.ndarray:
         """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""
-        found = np.zeros(NUM_SHARDS, np.int64)
+        found = np.zeros(self.placement.num_shards, np.int64)
         if not self.peers.trains:
             return found
         formats = self.rows.formats
-        costs = [LookupCost() for _ in formats]
+        costs = [LookupCost(found.size) for _ in formats]
         with ExitStack() as stack:
             progress = Progress("measuring look-ups", "batches", len(batches)) if self.peers.leads else None
             if progress:

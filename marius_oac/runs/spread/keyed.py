@@ -27,10 +27,10 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, of_one_plan
 from marius_oac.runs.spread.handover import Handover, cut, row_bytes
-from marius_oac.runs.spread.key_move import KeyMove, shard_of_rows
+from marius_oac.runs.spread.key_move import KeyMove, first_shared, shard_of_rows
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
-from marius_oac.storage.keys.table import NO_KEY, KeyTable, SharedKeys
+from marius_oac.storage.keys.table import KeyTable, SharedKeys
 
 
 class BatchKeys:
@@ -99,7 +99,9 @@ class KeyedRows(SpreadRows):
 
     def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[KeyedTable]:
         """See `SpreadRows.make_tables`."""
-        self._key_tables = self.make_key_tables(stack, folder, binding, (shared_by_shard,))
+        self._key_tables = self.make_key_tables(
+            stack, folder, binding, (shared_by_shard(self.part.placement.num_shards),)
+        )
         optimizer = RowOptimizer(self.optimizer)
         return [
             KeyedTable(keys, optimizer, self.penalty, bool(self._bags(table)), self.file_of)
@@ -164,7 +166,8 @@ class KeyedRows(SpreadRows):
         found = []
         for table, keys, distinct in zip(self.tables, plan.keys, plan.distinct, strict=True):
             vocabularies, numbers, _ = distinct.asked
-            shards, spans = shard_of_keys(vocabularies, numbers), spans_of(table, keys)
+            shards = shard_of_keys(vocabularies, numbers, self.part.placement.num_shards)
+            spans = spans_of(table, keys)
             # A node that pools reads a row for every bag that contains it.
             found.append(
                 np.concatenate([shards, *(shards[distinct.numbers[spans[name]]] for name in self._bags(table))])
@@ -191,12 +194,15 @@ class KeyedRows(SpreadRows):
         rows = rows[~index.is_free(rows)]
         vocabularies, numbers = index.vocabularies_of(rows), index.keys_of(rows)
         order = np.lexsort((numbers, vocabularies))
-        shards = shard_of_rows(vocabularies[order], numbers[order])
+        shards = shard_of_rows(vocabularies[order], numbers[order], self.part.placement.num_shards)
+        rows = rows[order][by_shard := np.argsort(shards, kind="stable")]
+        different, firsts = np.unique(shards[by_shard], return_index=True)
 
         def names(part: np.ndarray) -> bytes:
             return index.vocabularies_of(part).astype("<u2").tobytes() + index.keys_of(part).astype("<i8").tobytes()
 
-        return {int(shard): digest_rows(store, rows[order][shards == shard], names) for shard in np.unique(shards)}
+        every = zip(different.tolist(), np.split(rows, firsts)[1:], strict=True)
+        return {shard: digest_rows(store, of_shard, names) for shard, of_shard in every}
 
     def take(
         self, parts: Sequence[Checkpoint], before: Placement, stores: Sequence[ParameterStore], handover: Handover
@@ -229,10 +235,10 @@ class KeyedRows(SpreadRows):
         return key_counts(self._key_tables)
 
 
-def shared_by_shard(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def shared_by_shard(num_shards: int) -> SharedKeys:
     """The `SharedKeys` over nodes: one row for each vocabulary and virtual shard, on the node that has the shard. So
     which keys share a row depends neither on the number of nodes nor on the placement."""
-    return NO_KEY + 1 + shard_of_keys(vocabularies, keys)
+    return lambda vocabularies, keys: first_shared(num_shards) + shard_of_keys(vocabularies, keys, num_shards)
 
 
 def key_arrays(tables: Sequence[KeyTable]) -> dict[str, np.ndarray]:

@@ -29,6 +29,7 @@ from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
+from marius_oac.nodes.shards.placement import FEWEST_SHARDS, NUM_SHARDS
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.segments import LocalSegments
 from marius_oac.runs.spread.contract import Part
@@ -153,7 +154,8 @@ class CtrTask(Task):
         """See `Task.build`; a table for each width of rows."""
         # A model that was trained over nodes is read here, too.
         pool = stack.enter_context(closing(ThreadPool(threads)))
-        self._tables = self._make_tables(stack, self.folder, binding, (shared_by_all, shared_by_shard), pool)
+        shared = (shared_by_all, *(shared_by_shard(count) for count in (NUM_SHARDS, FEWEST_SHARDS)))
+        self._tables = self._make_tables(stack, self.folder, binding, shared, pool)
         planner = self._make_planner(stack, self._tables, pool)
         training = self.config.training
         step = self.make_step(device, threads, Update.here(training.optimizer, training.embedding_l2))

@@ -8,7 +8,7 @@ import numpy as np
 import torch.distributed as dist
 
 from marius_oac.errors import InputError, shown
-from marius_oac.nodes.shards.placement import Placement, node_of_keys
+from marius_oac.nodes.shards.placement import FEWEST_SHARDS, Placement, node_of_keys
 
 
 class Share(NamedTuple):
@@ -24,7 +24,7 @@ class Share(NamedTuple):
     @property
     def placement(self) -> Placement:
         """The process of each virtual shard."""
-        return Placement.by_number(self.size)
+        return Placement.by_number(self.size, FEWEST_SHARDS)  # part of the format of checkpoints
 
     def holds(self, vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Whether each key, of vocabularies, uint16 [n], and numbers, int64 [n], is in this part: bool [n]."""
