@@ -161,6 +161,11 @@ class Task(ABC):
         """Makes the step, with the initial values of its dense parameters; `update` says what follows from its
         gradients."""
 
+    @property
+    @abstractmethod
+    def num_shards(self) -> int:
+        """V, the number of virtual shards of its tables if a run begins over nodes."""
+
     @abstractmethod
     def spread(self, part: Part) -> SpreadRows:
         """Describes the task's rows where they are spread over nodes."""

@@ -25,6 +25,7 @@ from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute import own_initial
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.update import Update
+from marius_oac.nodes.shards.placement import NUM_SHARDS
 from marius_oac.runs.segments import LocalSegments
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.numbered import NumberedRows
@@ -101,6 +102,11 @@ class TaskOnGraph(Task):
         stack.callback(step.close)
         readers = [EntityReader.of_store(store) for store in stores]
         return Components(in_order(self.config, planner), stores, step, device, readers, LocalSegments())
+
+    @property
+    def num_shards(self) -> int:
+        """See `Task.num_shards`."""
+        return NUM_SHARDS
 
     def spread(self, part: Part) -> NumberedRows:
         """See `Task.spread`; the nodes' rows are numbered."""

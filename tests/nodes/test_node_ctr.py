@@ -1,15 +1,17 @@
 """Click logs over nodes: where rows of rare keys lie, and data that differ."""
 
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import numpy as np
+import pytest
 
 from marius_oac.data.batches.rank_slice import RankSlice, with_share
 from marius_oac.nodes.shards.placement import FEWEST_SHARDS, NUM_SHARDS, Placement, shard_of_keys
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.key_move import shard_of_rows
 from marius_oac.runs.spread.keyed import shared_by_shard
+from marius_oac.runtime.machine.binding import UNBOUND
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY, is_shared
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.training.cluster import data_digest
@@ -20,15 +22,20 @@ def test_rare_keys_share_a_row_for_each_shard_that_lies_where_the_shard_does():
     """So the keys that share one are the same on any number of nodes, and its row moves with them."""
     keys = np.random.default_rng(1).integers(-(2**62), 2**62, 2000)
     vocabularies = np.arange(2000).astype(np.uint16) % 3
-    every = set()
-    for number, first in ((FEWEST_SHARDS, NO_KEY + 1), (NUM_SHARDS, NO_KEY + 3841)):
-        shared, shards = shared_by_shard(number)(vocabularies, keys), shard_of_keys(vocabularies, keys, number)
-        assert is_shared(shared).all() and not is_shared(keys).any()
-        assert {*zip(shared.tolist(), shards.tolist(), strict=True)} == {(first + each, each) for each in {*shards}}
-        assert np.array_equal(shard_of_rows(vocabularies, shared, number), shards)
-        assert every.isdisjoint(range(first, first + number))  # a look-up tries both
-        every.update(range(first, first + number))
-    assert max(every) == LAST_SHARED and not is_shared(np.array([LAST_SHARED + 1, NO_KEY - 1])).any()
+    shared, shards = shared_by_shard(vocabularies, keys), shard_of_keys(vocabularies, keys, FEWEST_SHARDS)
+    assert is_shared(shared).all() and not is_shared(keys).any() and LAST_SHARED - NO_KEY == FEWEST_SHARDS
+    assert {*zip(shared.tolist(), shards.tolist(), strict=True)} == {(NO_KEY + 1 + each, each) for each in {*shards}}
+    assert np.array_equal(shard_of_rows(vocabularies, shared, FEWEST_SHARDS), shards)
+
+
+@pytest.mark.parametrize("after, number", [(1, NUM_SHARDS), (2, FEWEST_SHARDS)])
+def test_a_run_whose_keys_wait_has_few_shards(tmp_path, after, number):
+    """Else the rows that they share would fill a small table, or lie on another node than the keys do."""
+    task, _ = start_ctr_task(ctr_config(small_log(tmp_path / "day.parquet"), f"keys.admit_after={after}"))
+    assert task.num_shards == number
+    rows = task.spread(Part(Placement.by_number(2, NUM_SHARDS), 0))
+    with ExitStack() as stack, pytest.raises(ValueError, match="lie on several nodes") if after > 1 else nullcontext():
+        rows.make_tables(stack, tmp_path, UNBOUND)
 
 
 def test_nodes_with_other_files_under_the_same_names_are_told_apart(tmp_path):

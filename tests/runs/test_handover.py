@@ -8,7 +8,7 @@ import pytest
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
+from marius_oac.nodes.shards.placement import FEWEST_SHARDS, Placement
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.spread import handover as handovers
@@ -35,7 +35,7 @@ TO = [  # processes of the group, ranks of those that carry rows, and weights of
 
 
 def placement(weights):
-    places = np.random.default_rng(len(weights)).choice(len(weights), NUM_SHARDS, p=np.array(weights) / sum(weights))
+    places = np.random.default_rng(len(weights)).choice(len(weights), FEWEST_SHARDS, p=np.array(weights) / sum(weights))
     return Placement(places, len(weights))
 
 
@@ -187,7 +187,7 @@ def test_every_row_comes_to_its_owner_and_is_read_once(kind, memory, graph, tmp_
                 assert keys == [key for name in dict.fromkeys(name for name, *_ in order) for key in order
                                 if key[0] == name and key in found]  # fmt: skip
                 owners = shard_of_rows(
-                    np.array([key[1] for key in keys], np.uint16), np.array([key[2] for key in keys]), NUM_SHARDS
+                    np.array([key[1] for key in keys], np.uint16), np.array([key[2] for key in keys]), FEWEST_SHARDS
                 )
                 assert (after.nodes[owners] == place).all()
         if not memory and kind == "clicks":

@@ -25,9 +25,9 @@ from marius_oac.kernels.cpu.random import stream_key, wrapping
 from marius_oac.storage.keys.distinct import number_distinct
 
 NUM_SHARDS = 1 << 12
-"""Of a new run: four for each of a thousand processes. A run keeps the number that its first checkpoint has, which is
-`FEWEST_SHARDS` if an earlier version wrote it."""
+"""Of a new run: four for each of a thousand processes. A run keeps the number that its first checkpoint has."""
 FEWEST_SHARDS = 1 << 8
+"""Of a run that an earlier version began, and where the keys of a shard that wait to be admitted share a row."""
 MAX_SHARDS = 1 << 16
 MAX_KEYS = 1 << 30  # of one batch
 

@@ -34,7 +34,7 @@ from marius_oac.nodes.parts.step import PartedStep
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even
 from marius_oac.nodes.shards.part_planner import PartPlanner
-from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
+from marius_oac.nodes.shards.placement import Placement
 from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
 from marius_oac.nodes.shards.spans import SpanClient, SpanServer
 from marius_oac.nodes.shards.table import ShardTable
@@ -110,7 +110,7 @@ class ShardedTask(Task):
         self.place = sum(each > 0 for each in weights[: group.rank]) if carries else None
         trains = detached or self.crowd.trains[group.rank]
         self.peers: ClusterPeers = ClusterPeers(group, trains, self.place is not None)
-        self.packed, self._detached = packed or Packed(even(self.carried, NUM_SHARDS)), detached
+        self.packed, self._detached = packed or Packed(even(self.carried, task.num_shards)), detached
         self.speed_monitor = speed_monitor or SpeedMonitor(
             task.config.nodes, group.rank, self.trainers, task.config.training.batch_size
         )
@@ -161,6 +161,11 @@ class ShardedTask(Task):
     def placement(self) -> Placement:
         """Virtual shards to the processes that carry rows, numbered in the order of their ranks."""
         return self.packed.placement
+
+    @property
+    def num_shards(self) -> int:
+        """V, of the placement."""
+        return self.placement.num_shards
 
     @property
     def layout(self) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from marius_oac.errors import CheckpointError
-from marius_oac.nodes.shards.placement import FEWEST_SHARDS, Placement, shard_of_keys
+from marius_oac.nodes.shards.placement import Placement, shard_of_keys
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.spread.handover import NOBODY, Handover, whole_rows
 from marius_oac.storage.keys.table import NO_KEY, is_shared
@@ -124,15 +124,9 @@ class KeyMove:
         return rows, shard_of_rows(vocabularies, keys, self._placement.num_shards)
 
 
-def first_shared(num_shards: int) -> int:
-    """The key of the shared row of virtual shard 0, if there are so many of them; the others follow. Of each power of
-    two from `FEWEST_SHARDS` on they are different keys."""
-    return NO_KEY + 1 + max(num_shards - FEWEST_SHARDS, 0)
-
-
 def shard_of_rows(vocabularies: np.ndarray, keys: np.ndarray, num_shards: int) -> np.ndarray:
     """The virtual shard of the row of each key, int64 [n], of the shared rows, too."""
-    shared = np.clip(keys - first_shared(num_shards), 0, num_shards - 1)
+    shared = np.maximum(keys - NO_KEY - 1, 0)
     return np.where(is_shared(keys), shared, shard_of_keys(vocabularies, keys, num_shards))
 
 

@@ -19,7 +19,7 @@ from marius_oac.data.logs.together import Exchange, OwnSpans
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.part_planner import Gathered
-from marius_oac.nodes.shards.placement import Placement, Route, route_keys, shard_of_keys, unique_keys
+from marius_oac.nodes.shards.placement import FEWEST_SHARDS, Placement, Route, route_keys, shard_of_keys, unique_keys
 from marius_oac.nodes.shards.pooling import pool_table, spans_of
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import KeyedTable
@@ -27,10 +27,10 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, of_one_plan
 from marius_oac.runs.spread.handover import Handover, cut, row_bytes
-from marius_oac.runs.spread.key_move import KeyMove, first_shared, shard_of_rows
+from marius_oac.runs.spread.key_move import KeyMove, shard_of_rows
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
-from marius_oac.storage.keys.table import KeyTable, SharedKeys
+from marius_oac.storage.keys.table import NO_KEY, KeyTable, SharedKeys
 
 
 class BatchKeys:
@@ -99,9 +99,9 @@ class KeyedRows(SpreadRows):
 
     def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[KeyedTable]:
         """See `SpreadRows.make_tables`."""
-        self._key_tables = self.make_key_tables(
-            stack, folder, binding, (shared_by_shard(self.part.placement.num_shards),)
-        )
+        if self.admit_after > 1 and self.part.placement.num_shards > FEWEST_SHARDS:
+            raise ValueError("keys that share a row would lie on several nodes")
+        self._key_tables = self.make_key_tables(stack, folder, binding, (shared_by_shard,))
         optimizer = RowOptimizer(self.optimizer)
         return [
             KeyedTable(keys, optimizer, self.penalty, bool(self._bags(table)), self.file_of)
@@ -235,10 +235,10 @@ class KeyedRows(SpreadRows):
         return key_counts(self._key_tables)
 
 
-def shared_by_shard(num_shards: int) -> SharedKeys:
+def shared_by_shard(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """The `SharedKeys` over nodes: one row for each vocabulary and virtual shard, on the node that has the shard. So
     which keys share a row depends neither on the number of nodes nor on the placement."""
-    return lambda vocabularies, keys: first_shared(num_shards) + shard_of_keys(vocabularies, keys, num_shards)
+    return NO_KEY + 1 + shard_of_keys(vocabularies, keys, FEWEST_SHARDS)
 
 
 def key_arrays(tables: Sequence[KeyTable]) -> dict[str, np.ndarray]:

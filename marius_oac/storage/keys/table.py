@@ -24,8 +24,8 @@ from marius_oac.storage.keys.index import KeyIndex, initial_keys, saved_array
 
 NO_KEY = -(2**63) + 1
 """The key, in every vocabulary, whose row is shared by keys that are not admitted yet."""
-LAST_SHARED = NO_KEY + (1 << 13) - 256
-"""Keys from `NO_KEY` up to this one may have such rows: `NO_KEY` on one machine, the others over nodes."""
+LAST_SHARED = NO_KEY + 256
+"""Keys from `NO_KEY` up to this one have such rows: `NO_KEY` on one machine, the others over nodes."""
 
 SharedKeys = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """The key, int64 [n], whose row a key uses before it is admitted; of vocabularies, uint16 [n], and keys, int64 [n]."""

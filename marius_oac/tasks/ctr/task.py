@@ -154,8 +154,7 @@ class CtrTask(Task):
         """See `Task.build`; a table for each width of rows."""
         # A model that was trained over nodes is read here, too.
         pool = stack.enter_context(closing(ThreadPool(threads)))
-        shared = (shared_by_all, *(shared_by_shard(count) for count in (NUM_SHARDS, FEWEST_SHARDS)))
-        self._tables = self._make_tables(stack, self.folder, binding, shared, pool)
+        self._tables = self._make_tables(stack, self.folder, binding, (shared_by_all, shared_by_shard), pool)
         planner = self._make_planner(stack, self._tables, pool)
         training = self.config.training
         step = self.make_step(device, threads, Update.here(training.optimizer, training.embedding_l2))
@@ -167,6 +166,11 @@ class CtrTask(Task):
         """See `Task.make_step`."""
         network = build.make_ctr_network(self.config)
         return build.make_ctr_step(self.config, self.features, network, device, threads, update)
+
+    @property
+    def num_shards(self) -> int:
+        """See `Task.num_shards`; few where keys wait, as those of a shard share a row."""
+        return FEWEST_SHARDS if self.config.keys.admit_after > 1 else NUM_SHARDS
 
     def spread(self, part: Part) -> KeyedRows:
         """See `Task.spread`; rows belong to keys."""
