@@ -251,6 +251,18 @@ def parting(group):
         return [*found, f"lost {error.node}: {error.why}"]
 
 
+def aborting_beside_a_part(group):
+    """The last member is not in the part, and does not know of its channel. The first aborts a channel of all."""
+    part = group.part([0, 1])
+    if part is not None:
+        part.channel("of the part")
+    first, second = group.channel("first"), group.channel("second")
+    if group.rank == 0:
+        first.abort()
+    found = [ended(first.barrier), ended(second.barrier)]
+    return [*found, None if part is None else ended(part.barrier), ended(group.barrier)]
+
+
 def leaving(group):
     """The last member closes regularly, the others call once more."""
     group.barrier()

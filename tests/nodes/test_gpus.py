@@ -102,8 +102,8 @@ def test_an_abort_ends_what_nccl_has_put_on_the_gpu(monkeypatch):
         raise RuntimeError("timed out")
 
     monkeypatch.setattr(torch_group.dist, "irecv", receive)
-    shared = SimpleNamespace(groups=[], lock=threading.Lock(), heartbeat=SimpleNamespace(abort=told.append))
+    shared = SimpleNamespace(groups={}, lock=threading.Lock(), heartbeat=SimpleNamespace(abort=told.append))
     group = torch_group.TorchGroup(0, ["a", "b"], "", Both(), shared, [0, 1])
-    torch_group.TorchGroup(0, ["a", "b"], "channel", Gloo(), shared, [0, 1])
+    torch_group.TorchGroup(0, ["a", "b"], "channel", Gloo(), shared, [0, 1], 7)
     group.abort()
-    assert ended == ["cuda", "Both", "Gloo"] and told == [0, 1]
+    assert ended == ["cuda", "Both", "Gloo"] and told == [0, 7]

@@ -172,6 +172,17 @@ def test_a_part_goes_on_when_others_leave_and_names_whom_it_loses(kind):
     world.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_abort_ends_the_calls_of_its_group_alone(kind):
+    """Members of a part have made other groups than the last member has."""
+    world = KINDS[kind](3, timeout=60.0)
+    aborted = "lost rank 0: has aborted"
+    assert world.play("aborting_beside_a_part") == [
+        ["closed", "done", "done", "done"], [aborted, "done", "done", "done"], [aborted, "done", None, "done"]
+    ]  # fmt: skip
+    world.close()
+
+
 def test_members_that_call_different_things_are_told():
     def work(group):
         with pytest.raises(ValueError, match="members called"):

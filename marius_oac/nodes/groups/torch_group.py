@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -45,21 +46,27 @@ Result = TypeVar("Result")
 class TorchGroup(Group):
     """A member that is a process. Made by `from_environment`, `channel` and `part` only.
 
-    `ranks` are torch's, of the members by rank.
+    `ranks` are torch's, of the members by rank. `slot` is the number that all members know the group by; 0: the first.
     """
 
     def __init__(
-        self, rank: int, names: Sequence[str], name: str, group: ProcessGroup, shared: _Shared, ranks: Sequence[int]
+        self,
+        rank: int,
+        names: Sequence[str],
+        name: str,
+        group: ProcessGroup,
+        shared: _Shared,
+        ranks: Sequence[int],
+        slot: int = 0,
     ) -> None:
         super().__init__(rank, names)
         self._name, self._shared, self._ranks = name, shared, ranks
         self._process_group: ProcessGroup | None = group
-        self._slot = len(shared.groups)
-        self._root = self._slot == 0
+        self._slot, self._root, self._children = slot, slot == 0, 0
         self._aborted = self._closed = False
         self._why: BaseException | None = None
         self._failure: RuntimeError | None = None
-        shared.groups.append(self)
+        shared.groups[slot] = self
 
     @classmethod
     def from_environment(
@@ -132,21 +139,28 @@ class TorchGroup(Group):
 
     def channel(self, name: str) -> TorchGroup:
         """See `Group.channel`."""
-        return self._connected(name, range(self.size))
+        return self._connected(name, range(self.size), self._next_slot())
 
     def part(self, ranks: Sequence[int]) -> TorchGroup | None:
         """See `Group.part`."""
+        slot = self._next_slot()
         if self.rank in ranks:
             self._shared.heartbeat.excused.update(self._ranks[each] for each in range(self.size) if each not in ranks)
-            return self._connected("part", ranks)
+            return self._connected("part", ranks, slot)
         self.barrier()
         return None
 
-    def _connected(self, name: str, ranks: Sequence[int]) -> TorchGroup:
+    def _next_slot(self) -> int:
+        """The number of the next channel or part. It follows from this group's alone, as not all members of the first
+        group are in each part, and know how many groups that has."""
+        self._children += 1
+        return zlib.crc32(f"{self._slot}.{self._children}".encode())
+
+    def _connected(self, name: str, ranks: Sequence[int], slot: int) -> TorchGroup:
         self.barrier()
         theirs, names = [self._ranks[each] for each in ranks], [self.names[each] for each in ranks]
         made = self._call(lambda: self._shared.connect(theirs))
-        found = TorchGroup(ranks.index(self.rank), names, name, made, self._shared, theirs)
+        found = TorchGroup(ranks.index(self.rank), names, name, made, self._shared, theirs, slot)
         if self._aborted:  # while it was connecting
             found.abort(self._why)
         return found
@@ -174,7 +188,7 @@ class TorchGroup(Group):
 
     def abort(self, why: BaseException | None = None) -> None:
         """See `Group.abort`."""
-        for group in list(self._shared.groups) if self._root else [self]:
+        for group in list(self._shared.groups.values()) if self._root else [self]:
             group._why, group._aborted = group._why or why, True
             self._shared.heartbeat.abort(group._slot)
             with self._shared.lock:
@@ -199,7 +213,7 @@ class TorchGroup(Group):
         with self._shared.lock:
             if self._closed:
                 return
-            for group in self._shared.groups if self._root else [self]:
+            for group in list(self._shared.groups.values()) if self._root else [self]:
                 group._closed, mine, group._process_group = True, group._process_group, None
                 if mine is not None:  # connections close with the last reference
                     dist.destroy_process_group(mine)
@@ -214,7 +228,7 @@ class _Shared:
 
     def __init__(self, backend: str, silence: timedelta) -> None:
         self.backend, self.silence = backend, silence
-        self.groups: list[TorchGroup] = []
+        self.groups: dict[int, TorchGroup] = {}
         self.lock = threading.Lock()
 
     def connect(self, ranks: Sequence[int]) -> ProcessGroup:
@@ -228,8 +242,9 @@ class _Shared:
     def sever(self, slot: int | None) -> None:
         """Closes the connections of the group with this number; None: of all."""
         with self.lock:
-            for group in self.groups if slot is None else self.groups[slot : slot + 1]:
-                group._sever()
+            for number, group in list(self.groups.items()):  # another thread may add one
+                if slot in (None, number):
+                    group._sever()
 
 
 def _number(name: str) -> int:
