@@ -19,13 +19,16 @@ def columns(log):
     data = log.config["data"]
     kinds = ("numeric", "categorical", "multi_valued")
     names = {name if isinstance(name, str) else name["name"]: kind for kind in kinds for name in data.get(kind, ())}
-    names |= {data.get("label", "label"): "label"} | dict.fromkeys(data.get("ignored", ()), "categorical")
+    label = data.get("label", "label")
+    names |= {label if isinstance(label, str) else label["column"]: "label"} | dict.fromkeys(
+        data.get("ignored", ()), "categorical"
+    )
     return {name: names[name] for name in data.get("columns", sorted(names))}
 
 
-def value(draw, kind, n):
+def value(draw, kind, n, above=None):
     if kind == "label":
-        return n % 2
+        return n % 2 if above is None else above + n % 2 / 4
     if kind == "numeric":
         return draw.choice([0, 7, 1.5])
     if kind == "multi_valued":
@@ -44,7 +47,9 @@ def made_up(log, folder, packed=False, more=()):
             writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
             if "columns" not in log.config["data"]:
                 writer.writerow(kinds)
-            writer.writerows([value(draw, kind, n) for kind in kinds.values()] for n in range(ROWS))
+            label = log.config["data"].get("label")
+            above = label["above"] if isinstance(label, dict) else None
+            writer.writerows([value(draw, kind, n, above) for kind in kinds.values()] for n in range(ROWS))
     return folder
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marius_oac.config.ctr import LogConfig, NumericConfig
+from marius_oac.config.ctr import LogConfig
+from marius_oac.config.log_columns import NumericConfig
 from marius_oac.data.logs import settle as log_settle
 from marius_oac.data.logs.columns import LogBlock
 from marius_oac.data.logs.files import scan_files

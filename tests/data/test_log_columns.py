@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config.ctr import BagConfig, LogConfig, SequenceConfig
+from marius_oac.config.ctr import LogConfig
+from marius_oac.config.log_columns import BagConfig, SequenceConfig
 from marius_oac.data.logs import fingerprints
 from marius_oac.data.logs.columns import MISSING, LogBlock, convert, key_type
 from marius_oac.data.logs.svm import parse_svm

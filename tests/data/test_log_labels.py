@@ -49,6 +49,25 @@ def test_the_value_that_means_1_is_named(tmp_path):
     assert read(path, labelled({"column": "label", "positive": "false"})).labels.tolist() == [0, 1]
 
 
+def test_numbers_above_one_mean_1(tmp_path):
+    label = {"column": "label", "above": 2}
+    path = texts(tmp_path, "2", "2.0001", "1e3", "-7", "inf")
+    assert read(path, labelled(label)).labels.tolist() == [0, 1, 1, 0, 1]
+    for values in ([2, 3, -3], [2.0, 2.5, -9.0], pa.array(["2", "3", "1"]).dictionary_encode()):
+        path = write_parquet(tmp_path / "a.parquet", label=values, c=["k"] * 3)
+        assert read(path, labelled(label)).labels.tolist() == [0, 1, 0]
+    said = "row 2: the label in column 'label' is 'much'; numbers are needed, as data.label.above is given"
+    refused(texts(tmp_path, 1, "much"), labelled(label), said)
+    refused(texts(tmp_path, 1, "nan"), labelled(label), "row 2: the label in column 'label' is nan")
+    many = texts(tmp_path, *(f"{i / 7}" for i in range(99)))
+    refused(
+        many, labelled(), "values and more: say above which number it means 1, as in label: {column: label, above: 0.1"
+    )
+    tree = {"task": "ctr", "data": {"train": "x", "categorical": ["c"], "label": {**label, "positive": 1}}}
+    with pytest.raises(ConfigError, match="above: does not go with positive"):
+        Config.build(tree)
+
+
 def test_a_text_label_is_listed_and_offered(tmp_path):
     path = texts(tmp_path, "<=50K", ">50K", "<=50K")
     said = "row 1: the label in column 'label' is '<=50K', neither 0 nor 1; it has values '<=50K', '>50K': "

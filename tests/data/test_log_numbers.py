@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marius_oac.config.ctr import LogConfig, NumericConfig
+from marius_oac.config.ctr import LogConfig
+from marius_oac.config.log_columns import NumericConfig
 from marius_oac.data.logs.columns import MISSING, LogBlock, convert
 from marius_oac.data.logs.numbers import LIMIT, numbers_of, transformed
 from marius_oac.data.logs.place import Place

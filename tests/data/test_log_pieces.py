@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac import resume, train
-from marius_oac.config.ctr import NumericConfig
 from marius_oac.config.link_prediction import Config
+from marius_oac.config.log_columns import NumericConfig
 from marius_oac.data.logs import files as log_files
 from marius_oac.data.logs import lines as log_lines
 from marius_oac.data.logs import parquet as log_parquet

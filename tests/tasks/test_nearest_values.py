@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac import TrainedClickModel, train
-from marius_oac.config.ctr import CategoricalConfig
+from marius_oac.config.log_columns import CategoricalConfig
 from marius_oac.data.logs.fingerprints import MISSING
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.data.logs.values import keys_of, value_of

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from marius_oac.config.ctr import BagConfig, CategoricalConfig, LogConfig, SequenceConfig
+from marius_oac.config.ctr import LogConfig
+from marius_oac.config.log_columns import BagConfig, CategoricalConfig, SequenceConfig
 from marius_oac.data.logs.fingerprints import MISSING, cut_bags, fingerprints, hexadecimals, integers, split_texts
 from marius_oac.data.logs.labels import labels_of
 from marius_oac.data.logs.numbers import numbers_of

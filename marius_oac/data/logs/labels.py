@@ -1,4 +1,5 @@
-"""The label of a click log: numbers 0 and 1, well-known texts, or the values that the configuration maps to 1."""
+"""The label of a click log: numbers 0 and 1, well-known texts, or the values that the configuration maps to 1, which it
+names or which are above a number."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from marius_oac.config.ctr import LabelConfig
+from marius_oac.config.log_columns import LabelConfig
 from marius_oac.data.logs.place import Place
 
 TRUE_TEXTS = frozenset(("1", "true", "t", "yes", "y"))
@@ -21,7 +22,8 @@ def labels_of(column: pa.Array, label: LabelConfig, place: Place) -> np.ndarray:
     """The labels, 0 or 1, float32 [n], of a column of numbers, truth values or texts.
 
     Raises:
-        InputError: a label is missing, or is neither 0 nor 1 and the configuration doesn't say which values mean 1.
+        InputError: a label is missing; is neither 0 nor 1, and the configuration doesn't say which values mean 1; or is
+            no number, though the configuration says above which one it means 1.
     """
     if pa.types.is_null(column.type):
         column = column.cast(pa.string())
@@ -52,6 +54,8 @@ def _meaning(value: object, label: LabelConfig) -> float:
         return math.nan
     text = str(value).lower() if isinstance(value, bool) else str(value).strip()
     number = number_of(text)
+    if label.above is not None:
+        return math.nan if number is None or math.isnan(number) else float(number > label.above)
     if label.positive is not None:
         said = [each.strip() for each in label.positive]
         return float(text in said or number is not None and number in [number_of(each) for each in said])
@@ -70,9 +74,12 @@ def _refusal(values: list[Any], codes: np.ndarray, found: object, label: LabelCo
     seen = sorted((each for each, count in zip(values, counts, strict=True) if count), key=str)
     number = number_of(str(found)) if not isinstance(found, bool) else float(found)
     shown = repr(str(found)) if number is None else f"{number:g}"
+    if label.above is not None:
+        return f"the label in column '{name}' is {shown}; numbers are needed, as data.label.above is given"
     said = f"the label in column '{name}' is {shown}, neither 0 nor 1"
     if len(seen) > 2 * _SHOWN:
-        return f"{said}; the column has {len(seen)} different values and more"
+        offer = f": say above which number it means 1, as in label: {{column: {name}, above: {shown}}}"
+        return f"{said}; the column has {len(seen)} different values and more{'' if number is None else offer}"
     listed = ", ".join(repr(str(each).strip()) for each in seen[:_SHOWN]) + (", ..." if len(seen) > _SHOWN else "")
     rarest = min(seen, key=lambda each: (counts[values.index(each)], str(each)))
     offer = str(rarest).strip()

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from marius_oac.config.ctr import LogConfig, NumericConfig
+from marius_oac.config.ctr import LogConfig
+from marius_oac.config.log_columns import NumericConfig
 from marius_oac.data.logs.fingerprints import MISSING
 from marius_oac.data.logs.place import Place
 from marius_oac.types import present

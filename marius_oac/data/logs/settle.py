@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from marius_oac.config.ctr import LogConfig, NumericConfig
+from marius_oac.config.ctr import LogConfig
+from marius_oac.config.log_columns import NumericConfig
 from marius_oac.data.logs.columns import convert
 from marius_oac.data.logs.files import BlockReader, LogFile
 from marius_oac.data.logs.labels import labels_of
@@ -79,6 +80,10 @@ def settle_by(
     if not positive and config.label.positive:
         meant = ", ".join(config.label.positive)
         notes.append(f"no label of the first examples of {path.name} means 1, which {meant} does (data.label.positive)")
+    if not positive and config.label.above is not None:
+        notes.append(
+            f"no label of the first examples of {path.name} is above {config.label.above:g} (data.label.above)"
+        )
     return found, notes
 
 

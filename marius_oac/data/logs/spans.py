@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from marius_oac.config.ctr import BagConfig, LogConfig, SequenceConfig
+from marius_oac.config.ctr import LogConfig
+from marius_oac.config.log_columns import BagConfig, SequenceConfig
 from marius_oac.data.logs.formats import open_log
 from marius_oac.data.logs.parquet import ParquetLog, Range
 from marius_oac.data.logs.pieces import Pieces

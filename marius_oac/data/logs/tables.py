@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marius_oac.config.ctr import BagConfig, CategoricalConfig, CtrConfig, SequenceConfig
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.log_columns import BagConfig, CategoricalConfig, SequenceConfig
 from marius_oac.errors import ConfigError
 
 

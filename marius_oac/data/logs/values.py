@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marius_oac.config.ctr import CategoricalConfig
+from marius_oac.config.log_columns import CategoricalConfig
 from marius_oac.data.logs.fingerprints import MISSING, fingerprints, hexadecimals, integers
 from marius_oac.errors import InputError, shown
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marius_oac.config.ctr import CategoricalConfig, CtrConfig
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.log_columns import CategoricalConfig
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.data.logs.values import keys_of, value_of
 from marius_oac.errors import InputError, shown
