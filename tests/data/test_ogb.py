@@ -14,6 +14,7 @@ from marius_oac.data.prepare import ogb
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.data.prepare.registry import DATASETS, find_dataset
 from marius_oac.errors import InputError
+from marius_oac.runtime.files.npy import GrowingNpyWriter
 from marius_oac.types import Side
 from tests.hostile import reseal_graph
 from tests.ogb_folders import NODES, RELATIONS, SAVED, SETS, TYPES, K, splits_of, write_ogb_folder
@@ -38,6 +39,25 @@ def expected_edges(kind, content):
         return np.asarray(content["edge"])
     columns = [own_ids(content, end) for end in ENDS[kind]]
     return np.stack(columns if kind == "sources" else [columns[0], content["relation"], columns[1]], 1)
+
+
+def test_a_file_beside_the_graph_s_own_is_none_of_its_negatives(tmp_path):
+    """No digest is known of it, so it would change results of a graph that is said to be the same."""
+    prepared(write_ogb_folder(tmp_path / "raw", "ogbl-citation2"), "ogbl-citation2", tmp_path / "g")
+    shutil.copy(tmp_path / "g" / "valid_tail_negatives.npy", tmp_path / "g" / "valid_head_negatives.npy")
+    assert set(Graph.open(tmp_path / "g").negatives("valid").sides) == {Side.TAIL}
+
+
+@pytest.mark.parametrize("name", ["ogbl-wikikg2", "ogbl-biokg"])
+def test_ids_are_never_floats(tmp_path, name, monkeypatch):
+    """NumPy makes floats of uint64 and int64 together."""
+    content, kinds, real = splits_of(SETS[name][1]), set(), GrowingNpyWriter.append
+    for each in content.values():
+        each |= {key: each[key].astype(np.uint64) for key in ("head", "head_neg", "relation") if key in each}
+    monkeypatch.setattr(GrowingNpyWriter, "append", lambda self, rows: kinds.add(rows.dtype.kind) or real(self, rows))
+    prepared(write_ogb_folder(tmp_path / "raw", name, content), name, tmp_path / "g")
+    edges = Graph.open(tmp_path / "g").edges("test").tolist()
+    assert kinds == {"i"} and edges == expected_edges(SETS[name][1], content["test"]).astype(np.int64).tolist()
 
 
 @pytest.mark.parametrize("saved", SAVED, ids=str)

@@ -70,6 +70,19 @@ def test_a_member_that_ends_is_named_by_all_and_all_can_leave(size):
     crowd.leave(range(size))
 
 
+def test_a_member_whose_heartbeats_fail_ends_its_own_calls_and_is_lost_to_the_others(monkeypatch):
+    crowd, seen = Crowd(3), []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_value))
+    broken = crowd.beats[1]
+    broken._turn = lambda: 1 / 0
+    broken._links.wake()
+    crowd.all_told(range(3), None)
+    assert broken.await_verdict(0) == ("n1", "its heartbeats have failed: ZeroDivisionError('division by zero')")
+    assert {crowd.beats[rank].await_verdict(0) for rank in (0, 2)} == {("n1", "has ended: its connection is closed")}
+    crowd.leave(range(3))
+    assert [type(each) for each in seen] == [ZeroDivisionError]
+
+
 def test_an_abort_reaches_all_before_its_member_leaves():
     crowd = Crowd(20)
     crowd.beats[7].abort(3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.hashing import check_files
 from marius_oac.runtime.files.untrusted import Count, Described, DescribedFile, FileName, check_file, read_json, typed
 from marius_oac.runtime.files.untrusted_arrays import map_npy
-from marius_oac.types import present
+from marius_oac.types import Side, present
 
 EVALUATED: tuple[Split, ...] = ("valid", "test")
 
@@ -39,6 +39,7 @@ class Graph:
         fingerprint: equal exactly if the graphs' files are equal. A run records it.
         dtype: of the edges, int32 or int64.
         metric: what is computed with negatives that come with the graph, `mrr` or `hits@K`; None: none do.
+        given: the files of these negatives of valid and test, as `files_of` names them.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class Graph:
     fingerprint: str
     dtype: np.dtype
     metric: str | None = None
+    given: Mapping[Split, Mapping[Side | None, str]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], verify: bool = True) -> Graph:
@@ -81,7 +83,7 @@ class Graph:
         if relations:
             check_names(folder / "relations.parquet", relations)
         digest = fingerprint({name: {"sha256": file.sha256} for name, file in manifest.files.items()})
-        graph = cls(folder, nodes, relations, counts, digest, arrays["train"].dtype, metric)
+        graph = cls(folder, nodes, relations, counts, digest, arrays["train"].dtype, metric, given)
         for split in given:
             graph.negatives(split)
         return graph
@@ -102,10 +104,8 @@ class Graph:
     def negatives(self, split: Split) -> GivenNegatives:
         """The negatives that come with the graph for valid or test, where `metric` says that there are some. Raises
         InputError if a file has changed."""
-        metric = present(self.metric)
-        there = {path.name: path for path in self.path.glob(f"{split}_*.npy")}
-        names = files_of(metric, split, there)
-        return open_negatives(metric, {side: self.path / name for side, name in names.items()}, self.num_edges[split])
+        paths = {side: self.path / name for side, name in self.given[split].items()}
+        return open_negatives(present(self.metric), paths, self.num_edges[split])
 
     def node_names(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The names of nodes, in the order of `ids`. Raises InputError for an id outside [0, num_nodes)."""

@@ -159,7 +159,7 @@ class _Edges:
                 part = slice(first, first + CHUNK_IDS // columns)
                 ids = [self._ids(name.strip(), numbers[part, None], part)[:, 0] for name, numbers in self._ends.items()]
                 if self._relations is not None:
-                    relations = self._relations[part]
+                    relations = self._relations[part].astype(np.int64)
                     self._check("relation", relations[:, None], num_relations, first, "relations")
                     ids.insert(1, relations)
                 writer.append(np.stack(ids, 1))
@@ -181,7 +181,9 @@ class _Edges:
                 progress.add(len(ids))
 
     def _ids(self, name: str, numbers: np.ndarray, part: slice) -> np.ndarray:
-        """The ids of nodes of these edges, [n, k], from their numbers. Raises InputError if one is out of range."""
+        """The ids of nodes of these edges, int64 [n, k], from their numbers. Raises InputError if one is out of
+        range."""
+        numbers = numbers.astype(np.int64)  # of uint64 and int64 NumPy would make floats
         ranges = self._ranges.get(name.removesuffix("_neg"))
         if ranges is None:
             self._check(name, numbers, self._nodes.count, part.start, "nodes")

@@ -125,6 +125,11 @@ class Heartbeat:
             while not self._member.done:
                 self._links.wait(self._member.wait)
                 self._turn()
+        except BaseException as error:  # its calls must not wait for ever; Python prints the traceback
+            with self._changed:
+                self.lost = self.lost or (self._names[self._rank], f"its heartbeats have failed: {error!r}")
+            self._end(None)
+            raise
         finally:
             self._links.end()
             with self._changed:
