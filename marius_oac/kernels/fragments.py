@@ -17,7 +17,7 @@ from numba.core.compiler import Compiler, compile_result
 
 
 class _NoMachineCode:
-    """Stands for the engine where Numba tells it of a function's environment: only entry points for Python read that."""
+    """Stands for the engine, which Numba tells of a function's environment: only entry points for Python read that."""
 
     def set_env(self, name: str, env: Any) -> None:
         pass

@@ -130,9 +130,10 @@ def add_similarity_gradient(kind, coefficient, here, there, total):
     if kind == INNER:
         for j in range(total.size):
             total[j] += coefficient * there[j]
-    elif kind == L2:
+        return
+    if kind == L2:
         distance = -similarity(kind, here, there)
-        if distance > _ZERO:
-            add_distance_gradient(kind, coefficient / distance, here, there, total)
-    else:
-        add_distance_gradient(kind, coefficient, here, there, total)
+        if not distance > _ZERO:
+            return
+        coefficient /= distance
+    add_distance_gradient(kind, coefficient, here, there, total)
