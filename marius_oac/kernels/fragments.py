@@ -36,11 +36,6 @@ class Fragment(JITCodeLibrary):
         self._verify_declare_only_symbols()
         self._finalized = True
 
-    def get_pointer_to_function(self, name: str) -> int:
-        """No address."""
-        self._ensure_finalized()
-        return 0
-
     def serialize_using_object_code(self) -> tuple[str, str, bytes]:
         """The name, "bitcode", and the code."""
         return self.serialize_using_bitcode()

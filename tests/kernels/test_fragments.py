@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numba import types
+from numba.core.errors import NumbaWarning
 from numba.core.registry import CPUDispatcher, cpu_target
 
 from tests.storage.conformance import JIT
@@ -14,6 +15,8 @@ from tests.storage.conformance import JIT
 pytestmark = pytest.mark.skipif(not JIT, reason="nothing is compiled")
 
 TEXT = """
+import ctypes
+
 from marius_oac.kernels.cpu.jit import compiled, float_compiled, float_exact, float_inlined, inlined
 
 @inlined
@@ -29,6 +32,13 @@ def middle(value):
 @compiled
 def top(value):
     return middle(value) - leaf(value)
+
+absolute = ctypes.CDLL(None).labs
+absolute.argtypes, absolute.restype = [ctypes.c_long], ctypes.c_long
+
+@inlined
+def foreign(value):
+    return absolute(value)
 
 @float_exact
 def product(first, second):
@@ -108,6 +118,20 @@ def test_what_was_kept_is_part_of_kernels_that_are_compiled_later(load, monkeypa
     assert not has_address(module.middle)
     again = load()
     assert again.top(6) == 7 and begun == ["top"]
+
+
+def test_what_was_kept_is_not_optimised_again(load):
+    load().leaf.compile(INT)
+    module = load()
+    module.leaf.compile(INT)
+    assert made(module.leaf).library._finalized
+
+
+def test_addresses_of_this_process_are_not_kept(load):
+    module = load()
+    with pytest.warns(NumbaWarning, match="Cannot cache compiled function .foreign"):
+        module.foreign.compile(INT)
+    assert not list(Path(module.foreign._cache._cache_path).glob("*foreign*.nbc"))
 
 
 def test_errors_in_fragments_are_raised(load):
