@@ -349,8 +349,7 @@ class ParameterStore(RowAccess, Closable):
         for first in range(0, self.num_rows, ROWS_PER_BLOCK):
             # Mapped anew for each block: a page that was read counts as our memory until its mapping goes.
             values, state, timestamps = (saved.rows(part)[first : first + ROWS_PER_BLOCK] for part in PARTS)
-            if not NEVER <= timestamps.min() <= timestamps.max() <= MAX_TIMESTAMP:
-                raise CheckpointError(f"table {self.name!r} has a timestamp that is none", saved.path)
+            saved.check_timestamps(timestamps)
             self.load(first, np.array(timestamps), np.concatenate((values, state), axis=1))
 
     @abstractmethod

@@ -6,6 +6,7 @@ module reads those is known to `storage.saved` alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from marius_oac.errors import InputError
+from marius_oac.errors import CheckpointError, InputError
+from marius_oac.kernels.cpu.rows import MAX_TIMESTAMP
+from marius_oac.runtime.files.blocks import block_bytes
+from marius_oac.types import NEVER
 
 PARTS = ("values", "state", "timestamps")
 """Of rows: float32 [rows, dimension], float32 [rows, state width], int64 [rows]."""
@@ -78,6 +82,11 @@ class SavedTable:
         """What `Backing.keep` must keep for the table to be readable, int64 [n]; None: nothing."""
         return None
 
+    def blocks(self) -> Sequence[tuple[int, int]]:
+        """Returns the bytes of a row and of a block, which is read as a whole, of each file that has the rows."""
+        arrays = [self.rows(part) for part in PARTS]
+        return [(array.dtype.itemsize * math.prod(array.shape[1:]), block_bytes(array.nbytes)) for array in arrays]
+
     def rows(self, part: str) -> RowArray:
         """Returns one of `PARTS` of the rows."""
         array: RowArray = self.array(part)
@@ -87,6 +96,11 @@ class SavedTable:
         """Reads consecutive rows: values and state, float32 [n, width], and timestamps, int64 [n]."""
         values, state, timestamps = (self.rows(part)[which] for part in PARTS)
         return np.concatenate((values, state), axis=1), np.array(timestamps)
+
+    def check_timestamps(self, timestamps: np.ndarray) -> None:
+        """Raises CheckpointError if timestamps that were read, int64 [n], are none."""
+        if timestamps.size and not NEVER <= timestamps.min() <= timestamps.max() <= MAX_TIMESTAMP:
+            raise CheckpointError(f"table {self.name!r} has a timestamp that is none", self.path)
 
     def damage(self, besides: SavedTable | None, read: Callable[[int], object]) -> Iterator[InputError]:
         """Checks what lies outside of the checkpoint, except what `besides` has, too. Yields an error for each damaged

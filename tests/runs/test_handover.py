@@ -8,15 +8,16 @@ import pytest
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.shards.placement import FEWEST_SHARDS, Placement
+from marius_oac.nodes.shards.placement import FEWEST_SHARDS, IdPlaces, Placement
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.spread import handover as handovers
 from marius_oac.runs.spread.contract import Part
-from marius_oac.runs.spread.handover import Handover
+from marius_oac.runs.spread.handover import Handover, Ranges
 from marius_oac.runs.spread.key_move import shard_of_rows
 from marius_oac.runtime.files import blocks, checked
 from marius_oac.runtime.machine.binding import UNBOUND
+from marius_oac.storage.snapshots import PARTS, SavedTable
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.click_logs import ctr_config, small_log
@@ -129,7 +130,7 @@ def saved(world, folder, before, name):
     return parts, had
 
 
-def taken(world, parts, before, group, carriers, after, folder):
+def taken(world, parts, before, group, carriers, after, folder, one_machine=False):
     """What one process has then."""
     place = carriers.index(group.rank) if group.rank in carriers else None
     rows = world.spread(Part(after, place))
@@ -138,7 +139,7 @@ def taken(world, parts, before, group, carriers, after, folder):
         folder.mkdir(exist_ok=True)
         tables = [] if place is None else rows.make_tables(stack, folder, UNBOUND)
         stores = [table.store for table in tables]
-        rows.take(opened, before, stores, Handover(group, carriers, ClusterPeers(group).agreed))
+        rows.take(opened, before, stores, Handover(group, carriers, ClusterPeers(group).agreed, one_machine))
         return None if place is None else world.named(rows, stores)
 
 
@@ -193,6 +194,111 @@ def test_every_row_comes_to_its_owner_and_is_read_once(kind, memory, graph, tmp_
         if not memory and kind == "clicks":
             whole = sum(each.stat().st_size for part in parts for each in part.folder.rglob("*.npy"))
             assert max(small_blocks.values()) <= 1.2 * whole / len(carriers)
+
+
+@pytest.mark.parametrize("memory", [(), ("storage.memory=1MiB", "storage.path=pages")], ids=["memory", "disk"])
+def test_each_process_reads_its_own_numbered_rows_where_their_shards_are_large(
+    memory, graph, tmp_path, small_blocks, monkeypatch
+):
+    memory = tuple(each.replace("pages", str(tmp_path / "pages")) for each in memory)
+    monkeypatch.setattr(handovers, "ROWS_PER_BLOCK", 7)  # less than a shard has
+    monkeypatch.setattr(handovers, "MOST_READ_ON_ONE_MACHINE", 10)  # a page has more rows than a shard of this graph
+    monkeypatch.setattr(Handover, "send", lambda *_: pytest.fail("rows were exchanged"))
+    world, before = Graph(graph, memory), few_shards([1, 0, 2, 1, 0, 2, 2, 1])
+    parts, had = saved(world, tmp_path, before, "before")
+    every = {key: about for found, _ in had for key, about in found.items()}
+    table = parts[0].open().table("entities")
+    widths = [array.dtype.itemsize * (array.shape[1:] or (1,))[0] for array in map(table.rows, PARTS)]
+    page = table.about.layout.row_bytes if memory else 0
+    assert table.blocks() == ([(4096 // (4096 // page), 4096)] if memory else [(width, 256) for width in widths])
+    read = []
+    kind, real = type(table), type(table).read
+    monkeypatch.setattr(kind, "read", lambda self, which: read.append(which.stop - which.start) or real(self, which))
+    for number, nodes in enumerate(([0] * 8, [1, 0, 3, 1, 0, 2, 2, 3], [0, 2, 0, 2, 0, 3, 0, 4])):
+        after, carriers = few_shards(nodes), [1, 2, 3, 5, 6][: max(nodes) + 1]  # 1 of the last has no shard
+        members = ThreadGroup.members(7)
+
+        def work(group, number=number, carriers=carriers, after=after):
+            where = tmp_path / f"{number} {group.rank}"
+            return taken(world, parts, before, group, carriers, after, where, one_machine=True)
+
+        now = [each for each in together(members, work) if each is not None]
+        assert [len(found) for found, _ in now] == [
+            IdPlaces(len(every), after).num_rows(place) for place in range(len(carriers))
+        ]
+        assert {key: about for found, _ in now for key, about in found.items()} == every
+    assert max(read) == 7
+
+
+def few_shards(nodes):
+    return Placement(np.array(nodes), max(nodes) + 1)
+
+
+def test_bytes_of_ranges_are_those_of_their_blocks():
+    draw = np.random.default_rng(3)
+    for _ in range(100):
+        nodes, shards = draw.integers(1, 5, 2), int(draw.integers(1, 40))
+        old, new = (Placement(draw.integers(0, each, shards), int(each)) for each in nodes)
+        before, now = IdPlaces(size := int(draw.integers(1, 900)), old), IdPlaces(size, new)
+        blocks = [(int(draw.integers(1, 40)), int(draw.integers(16, 300))) for _ in range(3)]
+        for node in range(old.num_nodes):
+            for place in range(new.num_nodes):
+                ids = before.ids_on(node, np.arange(before.num_rows(node)))
+                owners, rows_now = now.find(ids)
+                rows = np.flatnonzero(owners == place)
+                ranges = Ranges.of(before, node, now, place)
+                found = [
+                    np.arange(first, first + count) for first, count in zip(ranges.first, ranges.sizes, strict=True)
+                ]
+                moved = [np.arange(first, first + count) for first, count in zip(ranges.now, ranges.sizes, strict=True)]
+                assert np.array_equal(np.concatenate([*found, rows[:0]]), rows)
+                assert np.array_equal(np.concatenate([*moved, rows[:0]]), rows_now[rows])
+                touched = 0
+                for width, size in blocks:
+                    bytes_of = (range(row * width, (row + 1) * width) for row in rows.tolist())
+                    touched += size * len({byte // size for each in bytes_of for byte in each})
+                assert ranges.bytes_read(blocks) == touched
+                assert ranges.bytes_own(blocks) == rows.size * sum(width for width, _ in blocks)
+
+
+def test_rows_are_exchanged_where_processes_would_read_much_more_than_their_own(graph, tmp_path, small_blocks):
+    """The rule is one for all processes, and stricter where no memory is shared."""
+    every = np.arange(0, 40_000, 400)  # shards of 20 rows of 10 bytes, in two blocks of 128 each, or three
+    ranges = [Ranges(every, np.full(every.size, 20), every), Ranges(every[:0], every[:0], every[:0])]
+    blocks = [(10, 128)]
+    ratio = ranges[0].bytes_read(blocks) / ranges[0].bytes_own(blocks)
+    assert 1.2 < ratio < 4
+    (alone,) = ThreadGroup.members(1)
+    for one_machine, directly in ((False, False), (True, True)):
+        handover = Handover(alone, [0], lambda read: read(), one_machine)
+        assert handover.reads_directly(ranges, blocks) is directly
+        assert handover.reads_directly(ranges, [(10, 8)]) and not handover.reads_directly(ranges, [(10, 4096)])
+
+
+@pytest.mark.parametrize("one_machine", [False, True])
+def test_a_timestamp_that_is_none_is_refused(one_machine, graph, tmp_path, small_blocks, monkeypatch):
+    world, before = Graph(graph, ()), few_shards([0, 1, 0, 1])
+    parts, _ = saved(world, tmp_path, before, "before")
+    real = SavedTable.read
+    monkeypatch.setattr(SavedTable, "read", lambda self, which: (real(self, which)[0], real(self, which)[1] - 2**41))
+    monkeypatch.setattr(Handover, "reads_directly", lambda self, ranges, blocks: one_machine)
+    (alone,) = ThreadGroup.members(1)
+    with pytest.raises(InputError, match="has a timestamp that is none"):
+        taken(world, parts, before, alone, [0], few_shards([0] * 4), tmp_path / "now", one_machine)
+
+
+def test_damage_in_own_rows_that_one_process_finds_ends_all(graph, tmp_path, small_blocks):
+    world, before, after = Graph(graph, ()), few_shards([0, 1, 0, 1]), few_shards([0, 1, 2, 0])
+    parts, _ = saved(world, tmp_path, before, "before")
+    path = next(parts[0].folder.rglob("entities.values.npy"))
+    with path.open("r+b") as file:
+        file.seek(-9, 2)  # in the third shard, which the third process reads
+        file.write(b"?")
+    with pytest.raises(InputError, match=rf"node rank 2: .*{path.name}: is damaged: its checksum"):
+        together(
+            ThreadGroup.members(3),
+            lambda group: taken(world, parts, before, group, [0, 1, 2], after, tmp_path / f"now {group.rank}", True),
+        )
 
 
 def test_damage_that_one_process_finds_ends_all(tmp_path, small_blocks):

@@ -52,6 +52,7 @@ from marius_oac.runs.spread.contract import Part, SpreadRows
 from marius_oac.runs.spread.handover import Handover
 from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
+from marius_oac.runtime.machine.topology import running_kernel
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.types import Plan, Step, present
@@ -369,7 +370,8 @@ class ShardedTask(Task):
         """Loads this process's rows from a checkpoint of other processes. Collective."""
         before = cast(ShardedCheckpoint, whole)
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
-        handover = Handover(self.group, carriers, self.peers.agreed)
+        one_machine = len(set(self.group.gather(running_kernel()))) == 1
+        handover = Handover(self.group, carriers, self.peers.agreed, one_machine)
         placement = self.peers.agreed(lambda: before.placement)
         self.rows.take(before.parts, placement, parts.stores, handover)
         if not self.peers.trains:

@@ -1,8 +1,9 @@
 """Brings the rows of a checkpoint to the processes that carry them now, where other processes have written it.
 
 Each process that carries rows reads an equal part of every file, once, and sends each row to the process that it
-belongs to. Were every process to read its own rows, it would have to read nearly all blocks of all files: the rows of
-keys lie in the order in which training met them, wherever they belong.
+belongs to. Were every process to read its own rows, it would have to read nearly all blocks of all files where rows lie
+in another order than that of their shards: the rows of keys lie in the order in which training met them. Numbered rows
+lie shard by shard. Of large shards each process reads its own rows directly, which nothing has to send (`Ranges`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ import torch
 
 from marius_oac.errors import CheckpointError
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
+from marius_oac.nodes.shards.placement import IdPlaces
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
 from marius_oac.storage.snapshots import SavedTable
 
 NOBODY = -1
 """In place of a process: the row is not needed any more."""
+MOST_READ, MOST_READ_ON_ONE_MACHINE = 1.2, 4.0
+"""Times the bytes of its own rows that a process may read in order to avoid an exchange. Processes of one machine find
+in its memory what another one has read, which is several times as fast as an exchange."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,24 @@ class Handover:
     Attributes:
         carriers: ranks of the processes that carry rows, in the order of the placement's nodes.
         agreed: `Peers.agreed` of these processes.
+        one_machine: whether all of them run on one.
     """
 
     group: Group
     carriers: Sequence[int]
     agreed: Callable[[Callable[[], Any]], Any]
+    one_machine: bool = False
+
+    @property
+    def place(self) -> int | None:
+        """The number of this process among the carriers; None: it carries no rows."""
+        return self.carriers.index(self.group.rank) if self.group.rank in self.carriers else None
+
+    def reads_directly(self, ranges: Sequence[Ranges], blocks: Sequence[tuple[int, int]]) -> bool:
+        """Whether each carrier reads its own rows of a table, which are `ranges` by its number, or an exchange brings
+        them. The same on all processes. `blocks`: see `SavedTable.blocks`."""
+        most = MOST_READ_ON_ONE_MACHINE if self.one_machine else MOST_READ
+        return all(each.bytes_read(blocks) <= most * each.bytes_own(blocks) for each in ranges)
 
     @property
     def leads(self) -> bool:
@@ -43,9 +61,9 @@ class Handover:
 
     def share(self, count: int) -> range:
         """Returns which of `count` rows this process reads."""
-        if self.group.rank not in self.carriers:
+        place, size = self.place, len(self.carriers)
+        if place is None:
             return range(0)
-        place, size = self.carriers.index(self.group.rank), len(self.carriers)
         return range(count * place // size, count * (place + 1) // size)
 
     def blocks(self, count: int) -> Iterator[range]:
@@ -80,10 +98,53 @@ class Handover:
         for place, carrier in enumerate(self.carriers):
             of_rank[carrier] = counts[rank][place]
         sent = torch.from_numpy(rows).split(of_rank)
-        mine = self.carriers.index(rank) if rank in self.carriers else None
+        mine = self.place
         received = [torch.empty((0 if mine is None else theirs[mine], width), dtype=torch.float32) for theirs in counts]
         self.group.all_to_all([each.contiguous() for each in sent], received)
         return [received[carrier].numpy() for carrier in self.carriers]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """Rows of one part that belong to one process now: those of some virtual shards.
+
+    Attributes:
+        first: int64 [s], where each shard begins in the part, ascending.
+        sizes: int64 [s], its rows.
+        now: int64 [s], where it begins on the process.
+    """
+
+    first: np.ndarray
+    sizes: np.ndarray
+    now: np.ndarray
+
+    @classmethod
+    def of(cls, before: IdPlaces, node: int, now: IdPlaces, place: int) -> Ranges:
+        """What process `place` carries now of the rows that process `node` had before."""
+        shards = before.placement.shards_of(node)
+        shards = shards[(now.placement.nodes[shards] == place) & (before.shard_sizes[shards] > 0)]
+        return cls(before.first_rows[shards], before.shard_sizes[shards], now.first_rows[shards])
+
+    def bytes_own(self, blocks: Sequence[tuple[int, int]]) -> int:
+        """The bytes of the rows in the files of a table; `blocks`: see `SavedTable.blocks`."""
+        return int(self.sizes.sum()) * sum(row for row, _ in blocks)
+
+    def bytes_read(self, blocks: Sequence[tuple[int, int]]) -> int:
+        """The bytes that are read to get the rows: whole blocks of each file, each block once."""
+        total = 0
+        for row, block in blocks:
+            begin, end = self.first * row // block, ((self.first + self.sizes) * row - 1) // block
+            total += block * int((end - begin + 1).sum() - (begin[1:] == end[:-1]).sum())
+        return total
+
+    def load(self, saved: SavedTable, store: ParameterStore) -> None:
+        """Reads the rows, and sets those of a store to them. Raises CheckpointError if the table is damaged."""
+        for first, size, now in zip(self.first.tolist(), self.sizes.tolist(), self.now.tolist(), strict=True):
+            for begin in range(0, size, ROWS_PER_BLOCK):
+                end = min(begin + ROWS_PER_BLOCK, size)
+                rows, timestamps = saved.read(slice(first + begin, first + end))
+                saved.check_timestamps(timestamps)
+                store.load(now + begin, timestamps, rows)
 
 
 def row_bytes(layout: RowLayout) -> int:
@@ -97,6 +158,7 @@ def whole_rows(saved: SavedTable, rows: range) -> np.ndarray:
     found, timestamps = saved.read(slice(rows.start, rows.stop))
     if not len(found) == len(timestamps) == len(rows):
         raise CheckpointError(f"is damaged: table {saved.name!r} has fewer rows than keys", saved.path)
+    saved.check_timestamps(timestamps)
     return np.concatenate((found, np.ascontiguousarray(timestamps).view(np.float32).reshape(-1, 2)), axis=1)
 
 

@@ -25,13 +25,13 @@ from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, of_one_plan
-from marius_oac.runs.spread.handover import Handover, cut, row_bytes, whole_rows
+from marius_oac.runs.spread.handover import Handover, Ranges, cut, row_bytes, whole_rows
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.snapshots import SavedTable
-from marius_oac.types import Plan
+from marius_oac.storage.snapshots import PARTS, SavedTable
+from marius_oac.types import Plan, present
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,11 @@ class NumberedRows(SpreadRows):
         of_name = {store.name: store for store in stores}
         for name, layout in self.layouts.items():
             for node, part in enumerate(parts):
-                saved = handover.agreed(partial(_saved, part, name, theirs.num_rows(node)))
+                saved, blocks = handover.agreed(partial(_saved, part, name, theirs.num_rows(node), layout))
+                ranges = [Ranges.of(theirs, node, self.places, place) for place in range(len(handover.carriers))]
+                if handover.reads_directly(ranges, blocks):
+                    handover.agreed(partial(_load_own, ranges, handover.place, saved, of_name.get(name)))
+                    continue
                 for block in handover.blocks(theirs.num_rows(node)):
                     read = partial(self._read, saved, theirs, node, block)
                     for rows in handover.send(row_bytes(layout) + 8, read):
@@ -176,12 +180,18 @@ class NumberedRows(SpreadRows):
         return {}
 
 
-def _saved(part: Checkpoint, name: str, rows: int) -> SavedTable:
-    """A table of a part. Raises CheckpointError if it has another number of rows."""
+def _saved(part: Checkpoint, name: str, rows: int, layout: RowLayout) -> tuple[SavedTable, Sequence[tuple[int, int]]]:
+    """A table of a part, and `SavedTable.blocks`. Raises CheckpointError if it has another shape."""
     saved = part.table(name)
-    if len(saved.rows("timestamps")) != rows:
+    found = [saved.rows(each).shape for each in PARTS]
+    if found != [(rows, layout.dimension), (rows, layout.state_width), (rows,)]:
         raise CheckpointError(f"is damaged: {name} has not the rows that belong to each node", part.path)
-    return saved
+    return saved, saved.blocks()
+
+
+def _load_own(ranges: Sequence[Ranges], place: int | None, saved: SavedTable, store: ParameterStore | None) -> None:
+    if place is not None:
+        ranges[place].load(saved, present(store))
 
 
 def _load(store: ParameterStore, rows: np.ndarray) -> None:

@@ -5,7 +5,7 @@ Guarantees: any number of threads may read at once. Every page is checked agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -106,16 +106,16 @@ class PagedArray:
         self._folder, self._listing, self._name, self._about = folder, listing, name, about
         self._slots, self._checksums, self._part, self._kept_by = slots, checksums, part, kept_by
         layout = about.layout
-        self._rows_per_page = listing.page_bytes // layout.row_bytes
-        if not self._rows_per_page:
+        self.rows_per_page = listing.page_bytes // layout.row_bytes
+        if not self.rows_per_page:
             raise InputError(
                 f"a page has {listing.page_bytes:,} bytes, a row of table {name!r} {layout.row_bytes:,}", folder
             )
-        pages = -(-about.num_rows // self._rows_per_page)
+        pages = -(-about.num_rows // self.rows_per_page)
         if not len(slots) == len(checksums) == pages:
             what = f"{len(slots):,} slots and {len(checksums):,} checksums"
             raise InputError(f"table {name!r} has {pages:,} pages, but {what}", folder)
-        self._shape = np.array([[0, self._rows_per_page, layout.row_bytes]], np.int64)
+        self._shape = np.array([[0, self.rows_per_page, layout.row_bytes]], np.int64)
         self._known = False  # whether the slots were checked
         self.dtype = np.dtype(np.int64 if part == "timestamps" else np.float32)
         width = {"values": (layout.dimension,), "state": (layout.state_width,), "timestamps": ()}[part]
@@ -186,7 +186,7 @@ class PagedArray:
 
     def _rows(self, files: PageFiles, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
         layout = self._about.layout
-        rows_per_page = self._rows_per_page
+        rows_per_page = self.rows_per_page
         pages, where = np.unique(rows // rows_per_page, return_inverse=True)
         memory = np.frombuffer(reserve(pages.size * files.page_bytes), np.uint8)
         table = layout.table_at(memory.ctypes.data, stride=1)
@@ -214,7 +214,7 @@ class PagedArray:
         if wrong < 0:
             wrong = page_kernels.first_locked(addresses, pages[order], self._shape)
         if wrong >= 0:
-            raise damaged(files, int(slots[order[wrong]]), self._name, int(pages[order[wrong]]), self._rows_per_page)
+            raise damaged(files, int(slots[order[wrong]]), self._name, int(pages[order[wrong]]), self.rows_per_page)
 
 
 class SavedPages(SavedTable):
@@ -246,6 +246,11 @@ class SavedPages(SavedTable):
         listing = Listing.load(self._tables / LISTING)
         slots, checksums = map(self.array, self.parts)
         return PagedArray(self._tables, listing, self.name, self.about, slots, checksums, part, self._kept_by)
+
+    def blocks(self) -> Sequence[tuple[int, int]]:
+        """See `SavedTable.blocks`."""
+        page = self._values.page_bytes
+        return [(page // self._values.rows_per_page, page)]
 
     @cached_property
     def _values(self) -> PagedArray:
