@@ -293,7 +293,9 @@ def test_damage_in_own_rows_that_one_process_finds_ends_all(graph, tmp_path, sma
     path = next(parts[0].folder.rglob("entities.values.npy"))
     with path.open("r+b") as file:
         file.seek(-9, 2)  # in the third shard, which the third process reads
-        file.write(b"?")
+        old = file.read(1)
+        file.seek(-9, 2)
+        file.write(bytes([old[0] ^ 1]))
     with pytest.raises(InputError, match=rf"node rank 2: .*{path.name}: is damaged: its checksum"):
         together(
             ThreadGroup.members(3),
