@@ -167,6 +167,11 @@ class Session(Closable):
             if checkpoint.checked:
                 checkpoint.verify(DENSE)
 
+    def settle(self) -> None:
+        """Gives the rows that were not loaded their initial values, before any batch needs them."""
+        for store in self.stores:
+            store.settle()
+
     def dense_fingerprint(self) -> str:
         """SHA-256 of the dense parameters and their optimizer state, by name."""
         digest = hashlib.sha256()

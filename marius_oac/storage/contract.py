@@ -227,6 +227,11 @@ class ParameterStore(RowAccess, Closable):
     def nbytes(self) -> int:
         """The memory of the store in bytes."""
 
+    def settle(self) -> None:
+        """Gives the rows their initial values, where the store has put that off: at a time of the caller's choice, not
+        within the first call that needs them."""
+        self._check_open()
+
     def extend(self, keys: np.ndarray) -> None:
         """Appends a row with its initial value for each of `keys`, int64 [k].
 

@@ -1,11 +1,13 @@
 """Rows in the memory of this machine.
 
 Guarantees: those of `contract` and `kernels`. The table starts with the values of its `RowInitial`, for any number of
-threads that fill it.
+threads that fill it. It is filled at the first call that needs these values: rows that are loaded from a checkpoint
+need none.
 """
 
 import mmap
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +17,7 @@ from marius_oac.runtime.machine.numa_memory import MemoryPolicy, memory_policy
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout, Update
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.reserved import reserve
+from marius_oac.storage.snapshots import SavedTable
 
 # Bytes of the staging buffer of rows that `apply` locks at once: small enough for the L2 cache and for short waits of
 # readers, large enough to be worth a call of the row optimizer.
@@ -40,7 +43,7 @@ class MemoryStore(ParameterStore):
         memory_policy(self._memory.ctypes.data, size, policy, f"table {name}")
         self._table = layout.table_at(self._memory.ctypes.data)
         self._reading = layout.reading(self._table)
-        self._fill()
+        self._to_fill, self._filling = True, threading.Lock()
 
     def _make_memory(self, num_bytes: int) -> mmap.mmap:
         return reserve(num_bytes)
@@ -50,10 +53,42 @@ class MemoryStore(ParameterStore):
         """See `ParameterStore.nbytes`."""
         return min(self.num_rows * self.layout.row_bytes, self._memory.nbytes)
 
+    def settle(self) -> None:
+        """See `ParameterStore.settle`."""
+        self._check_open()
+        if self._to_fill:
+            with self._filling:
+                if self._to_fill:
+                    self._fill()
+                    self._to_fill = False
+
+    def extend(self, keys: np.ndarray) -> None:
+        """See `ParameterStore.extend`."""
+        self.settle()
+        super().extend(keys)
+
+    def resize(self, num_rows: int) -> None:
+        """See `ParameterStore.resize`."""
+        super().resize(num_rows)
+        self._to_fill = False
+
+    def load(self, first_row: int, timestamps: np.ndarray, rows: np.ndarray) -> None:
+        """See `ParameterStore.load`."""
+        self.settle()
+        super().load(first_row, timestamps, rows)
+
+    def _take(self, saved: SavedTable) -> None:
+        self._to_fill = False
+        super()._take(saved)
+
+    def _check_rows(self, rows: np.ndarray) -> None:
+        self.settle()
+        super()._check_rows(rows)
+
     def _fill(self) -> None:
         def fill_block(first: int) -> None:
             rows = np.arange(first, min(first + ROWS_PER_BLOCK, self.num_rows))
-            self._reset(rows, rows)
+            self._reset(rows, rows)  # which checks no rows, and so does not wait for `_filling`
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "fill") as threads:
             for _ in threads.map(fill_block, range(0, self.num_rows, ROWS_PER_BLOCK)):

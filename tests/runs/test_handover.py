@@ -17,6 +17,7 @@ from marius_oac.runs.spread.handover import Handover, Ranges
 from marius_oac.runs.spread.key_move import shard_of_rows
 from marius_oac.runtime.files import blocks, checked
 from marius_oac.runtime.machine.binding import UNBOUND
+from marius_oac.storage.memory import MemoryStore
 from marius_oac.storage.snapshots import PARTS, SavedTable
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
@@ -207,6 +208,7 @@ def test_each_process_reads_its_own_numbered_rows_where_their_shards_are_large(
     world, before = Graph(graph, memory), few_shards([1, 0, 2, 1, 0, 2, 2, 1])
     parts, had = saved(world, tmp_path, before, "before")
     every = {key: about for found, _ in had for key, about in found.items()}
+    monkeypatch.setattr(MemoryStore, "_fill", lambda self: pytest.fail("rows that are loaded were filled before"))
     table = parts[0].open().table("entities")
     widths = [array.dtype.itemsize * (array.shape[1:] or (1,))[0] for array in map(table.rows, PARTS)]
     page = table.about.layout.row_bytes if memory else 0

@@ -2,6 +2,11 @@
 
 import errno
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.mapped import MappedStore
 from marius_oac.storage.memory import MemoryStore
+from marius_oac.storage.snapshots import SavedTable
 from tests.storage.conformance import JIT, StoreConformance, initial_rows
 from tests.storage.torture import ConcurrentConformance
 
@@ -40,6 +46,80 @@ def test_memory_is_what_the_layout_says():
     assert store._memory.ctypes.data % 64 == 0
     store.close()
     assert store.nbytes == 0
+
+
+@dataclass(frozen=True)
+class WatchedInitial(RowInitial):
+    """Calls `watch` before it fills rows."""
+
+    watch: Callable[[], None] = field(kw_only=True, default=lambda: None)
+
+    def fill(self, keys, rows, dimension):
+        self.watch()
+        super().fill(keys, rows, dimension)
+
+
+@pytest.mark.parametrize("kind", ["memory", "mapped"])
+@pytest.mark.parametrize("way", ["restore", "resize"])
+def test_rows_that_are_loaded_are_not_filled_before(way, kind, tmp_path):
+    layout = RowLayout(3, 1)
+    initial = WatchedInitial("uniform", 1.0, 0, "t", watch=lambda: pytest.fail("rows were filled"))
+    arrays = {
+        "values": np.arange(15, dtype=np.float32).reshape(5, 3), "state": np.ones((5, 1), np.float32),
+        "timestamps": np.arange(5),
+    }  # fmt: skip
+    saved = SavedTable("t", tmp_path, arrays.__getitem__)
+    make = MemoryStore if kind == "memory" else partial(MappedStore, tmp_path)
+    with make("t", 5, layout, initial) as store:
+        if way == "restore":
+            store.restore(saved)
+        else:
+            store.resize(5)
+            for first in range(5):
+                store.load(first, *reversed(saved.read(slice(first, first + 1))))
+        store.settle()
+        (block,) = store.blocks()
+    np.testing.assert_array_equal(block.rows, np.hstack((arrays["values"], arrays["state"])))
+    np.testing.assert_array_equal(block.timestamps, arrays["timestamps"])
+
+
+def test_a_call_waits_until_another_thread_has_filled_the_table():
+    begun, both = threading.Event(), threading.Event()
+
+    class Lock:
+        """Says when two threads want it."""
+
+        def __init__(self):
+            self.real, self.wanted = threading.Lock(), 0
+
+        def __enter__(self):
+            self.wanted += 1
+            if self.wanted == 2:
+                both.set()
+            self.real.acquire()
+
+        def __exit__(self, *_):
+            self.real.release()
+
+    def watch():
+        begun.set()
+        assert both.wait(30), "the second thread did not wait for the first"
+
+    layout, rows = RowLayout(3, 1), np.arange(10)
+    initial = WatchedInitial("uniform", 1.0, 0, "t", watch=watch)
+    with MemoryStore("t", 10, layout, initial) as store, ThreadPoolExecutor(2) as threads:
+        store._filling = Lock()
+        found = [np.zeros((10, 4), np.float32) for _ in range(2)]
+        first = threads.submit(store.read, rows, found[0], np.empty(10, np.int64))
+        assert begun.wait(30)
+        second = threads.submit(store.read, rows, found[1], np.empty(10, np.int64))
+        try:
+            second.result(30)
+        finally:
+            both.set()
+        first.result(30)
+    for each in found:
+        np.testing.assert_array_equal(each, initial_rows(RowInitial("uniform", 1.0, 0, "t"), 10, layout))
 
 
 def test_bfloat16_rows_start_rounded():

@@ -147,6 +147,8 @@ class NumberedRows(SpreadRows):
         """See `SpreadRows.take`."""
         theirs = IdPlaces(self.count, before)
         of_name = {store.name: store for store in stores}
+        for store in stores:
+            store.resize(store.num_rows)  # all rows are loaded: they need no initial values
         for name, layout in self.layouts.items():
             for node, part in enumerate(parts):
                 saved, blocks = handover.agreed(partial(_saved, part, name, theirs.num_rows(node), layout))
