@@ -47,7 +47,7 @@ class Fragment(JITCodeLibrary):
 
 
 class FragmentCompiler(Compiler):
-    """For `njit(pipeline_class=...)`."""
+    """What `within` compiles with."""
 
     def compile_extra(self, func: Callable) -> Any:
         """Compiles a function to a `Fragment`."""
