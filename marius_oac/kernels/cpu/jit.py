@@ -6,7 +6,7 @@
   for its sources: those of the kernel's module and of all modules in `kernels` that this one imports. Processes that
   want a kernel at once compile it once (`once`), and most are compiled before they are called (`ahead`).
 - `no_cfunc_wrapper`, and `no_cpython_wrapper` where only kernels call: code that nobody would call took a tenth of all
-  compilation. Where only kernels call, there is no machine code either (`fragments`).
+  compilation.
 
 Kernels on integers and copies of rows are `compiled`, and `inlined` or `pasted` in others. `fastmath` stays off: the
 compiler may not reorder or contract operations, so the same inputs give the same bits.
@@ -39,10 +39,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from numba import config, njit
-from numba.core.caching import FunctionCache
 
 from marius_oac.kernels import once
-from marius_oac.kernels.fragments import FragmentCache, FragmentCompiler
 from marius_oac.runtime.console import logger
 
 _NO_PLACE = "no locator available"  # of Numba's RuntimeError
@@ -79,13 +77,11 @@ def kept(**options: Any) -> Callable[[Callable], Any]:
 def within(**options: Any) -> Callable[[Callable], Any]:
     """`kept` for functions that only kernels call, without what makes them callable from Python, which gets a
     TypeError."""
-    compiler = kept(no_cpython_wrapper=True, pipeline_class=FragmentCompiler, **options)
+    compiler = kept(no_cpython_wrapper=True, **options)
 
     def refused(function: Callable) -> Any:
         kernel = compiler(function)
         if not config.DISABLE_JIT:
-            if isinstance(kernel._cache, FunctionCache):
-                kernel._cache._impl = FragmentCache(function)
             # Numba would jump to what was not compiled.
             kernel._insert = lambda *_, **__: None
             kernel._compile_for_args = functools.partial(_refuse, function.__qualname__)
