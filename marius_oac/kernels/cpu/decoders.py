@@ -130,10 +130,9 @@ def add_similarity_gradient(kind, coefficient, here, there, total):
     if kind == INNER:
         for j in range(total.size):
             total[j] += coefficient * there[j]
-        return
-    if kind == L2:
+    elif kind == L2:
         distance = -similarity(kind, here, there)
-        if not distance > _ZERO:
-            return
-        coefficient /= distance
-    add_distance_gradient(kind, coefficient, here, there, total)
+        if distance > _ZERO:
+            add_distance_gradient(kind, coefficient / distance, here, there, total)
+    else:
+        add_distance_gradient(kind, coefficient, here, there, total)
