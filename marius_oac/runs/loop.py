@@ -129,7 +129,6 @@ class TrainingLoop:
             DivergedError: a number became NaN or infinite.
             TrainersChange: another number of trainers is to go on, from a checkpoint that was saved.
         """
-        self.session.settle()
         self.peers.wait()  # else a process could read rows that another one is still loading
         with (
             stop_on_interrupt(self.session.pipeline.request_stop) as self._stops,
