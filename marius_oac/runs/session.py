@@ -167,10 +167,10 @@ class Session(Closable):
             if checkpoint.checked:
                 checkpoint.verify(DENSE)
 
-    def settle(self) -> None:
+    def initialize(self) -> None:
         """Gives the rows that were not loaded their initial values, before any batch needs them."""
         for store in self.stores:
-            store.settle()
+            store.initialize()
 
     def dense_fingerprint(self) -> str:
         """SHA-256 of the dense parameters and their optimizer state, by name."""

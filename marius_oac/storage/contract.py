@@ -227,9 +227,9 @@ class ParameterStore(RowAccess, Closable):
     def nbytes(self) -> int:
         """The memory of the store in bytes."""
 
-    def settle(self) -> None:
-        """Gives the rows their initial values, where the store has put that off: at a time of the caller's choice, not
-        within the first call that needs them."""
+    def initialize(self) -> None:
+        """Gives the rows their initial values, if the store has not done so yet. It need not be called: whatever needs
+        these values does so. The caller chooses the time by it."""
         self._check_open()
 
     def extend(self, keys: np.ndarray) -> None:

@@ -1,8 +1,8 @@
 """Rows in the memory of this machine.
 
 Guarantees: those of `contract` and `kernels`. The table starts with the values of its `RowInitial`, for any number of
-threads that fill it. It is filled at the first call that needs these values: rows that are loaded from a checkpoint
-need none.
+threads that fill it. It is filled by `initialize`, or the first call that needs these values, while others that need
+them wait. Rows that `restore` sets, or that are loaded after `resize`, are not filled before.
 """
 
 import mmap
@@ -43,7 +43,7 @@ class MemoryStore(ParameterStore):
         memory_policy(self._memory.ctypes.data, size, policy, f"table {name}")
         self._table = layout.table_at(self._memory.ctypes.data)
         self._reading = layout.reading(self._table)
-        self._to_fill, self._filling = True, threading.Lock()
+        self._uninitialized, self._filling = True, threading.Lock()
 
     def _make_memory(self, num_bytes: int) -> mmap.mmap:
         return reserve(num_bytes)
@@ -53,36 +53,36 @@ class MemoryStore(ParameterStore):
         """See `ParameterStore.nbytes`."""
         return min(self.num_rows * self.layout.row_bytes, self._memory.nbytes)
 
-    def settle(self) -> None:
-        """See `ParameterStore.settle`."""
+    def initialize(self) -> None:
+        """See `ParameterStore.initialize`."""
         self._check_open()
-        if self._to_fill:
+        if self._uninitialized:
             with self._filling:
-                if self._to_fill:
+                if self._uninitialized:
                     self._fill()
-                    self._to_fill = False
+                    self._uninitialized = False
 
     def extend(self, keys: np.ndarray) -> None:
         """See `ParameterStore.extend`."""
-        self.settle()
+        self.initialize()
         super().extend(keys)
 
     def resize(self, num_rows: int) -> None:
         """See `ParameterStore.resize`."""
         super().resize(num_rows)
-        self._to_fill = False
+        self._uninitialized = False
 
     def load(self, first_row: int, timestamps: np.ndarray, rows: np.ndarray) -> None:
         """See `ParameterStore.load`."""
-        self.settle()
+        self.initialize()
         super().load(first_row, timestamps, rows)
 
     def _take(self, saved: SavedTable) -> None:
-        self._to_fill = False
+        self._uninitialized = False
         super()._take(saved)
 
     def _check_rows(self, rows: np.ndarray) -> None:
-        self.settle()
+        self.initialize()
         super()._check_rows(rows)
 
     def _fill(self) -> None:

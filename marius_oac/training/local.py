@@ -237,7 +237,7 @@ def run_task(
         with Session(task, folder.new_trace() if trace else None, probe) as session:
             loop = TrainingLoop(session, folder, callbacks)
             prepare(loop)
-            session.settle()
+            session.initialize()
             folder.write_config(task.config, task.run_files())
             ahead.wait()
             with tracking(task.config.trackers if task.peers.leads else (), folder, loop.position.batch_index):

@@ -119,14 +119,14 @@ class StoreConformance(Making):
         np.testing.assert_array_equal(values, initial_rows(initial, count, layout))
         assert (timestamps == NEVER).all()
 
-    @pytest.mark.parametrize("first", ["settle", "extend", "load", "commit", "snapshot"])
+    @pytest.mark.parametrize("first", ["initialize", "extend", "load", "commit", "snapshot"])
     def test_initial_rows_are_there_whatever_is_called_first(self, first):
         initial, layout = RowInitial("normal", 0.5, 3, "table", state_initial=0.25), RowLayout(3, 2)
         expected, stamps, row = np.empty((4, layout.width), np.float32), np.full(4, NEVER), filled(1, layout.width, 7)
         initial.fill(ids(0, 1, 2, 77), expected, layout.dimension)
         with self.make_store(3, layout, initial, 4) as store:
-            if first == "settle":
-                store.settle()
+            if first == "initialize":
+                store.initialize()
             elif first == "extend":
                 store.extend(ids(77))
             elif first == "load":
@@ -138,7 +138,7 @@ class StoreConformance(Making):
             else:
                 for _ in store.snapshot().blocks:
                     pass
-            store.settle()  # which changes no rows that were written
+            store.initialize()  # which changes no rows that were written
             values, timestamps = read_all(store)
             np.testing.assert_array_equal(values, expected[: store.num_rows])
             np.testing.assert_array_equal(timestamps, stamps[: store.num_rows])
@@ -324,7 +324,7 @@ class StoreConformance(Making):
             lambda: read_all(store),
             lambda: store.commit(ids(0), filled(1, 6, 0), 0),
             lambda: store.load(0, ids(0), filled(1, 6, 0)),
-            store.settle,
+            store.initialize,
             store.flush,
             store.fingerprint,
         ):

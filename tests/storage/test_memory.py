@@ -77,7 +77,7 @@ def test_rows_that_are_loaded_are_not_filled_before(way, kind, tmp_path):
             store.resize(5)
             for first in range(5):
                 store.load(first, *reversed(saved.read(slice(first, first + 1))))
-        store.settle()
+        store.initialize()
         (block,) = store.blocks()
     np.testing.assert_array_equal(block.rows, np.hstack((arrays["values"], arrays["state"])))
     np.testing.assert_array_equal(block.timestamps, arrays["timestamps"])

@@ -48,11 +48,11 @@ class Handover:
         """The number of this process among the carriers; None: it carries no rows."""
         return self.carriers.index(self.group.rank) if self.group.rank in self.carriers else None
 
-    def reads_directly(self, ranges: Sequence[Ranges], blocks: Sequence[tuple[int, int]]) -> bool:
-        """Whether each carrier reads its own rows of a table, which are `ranges` by its number, or an exchange brings
-        them. The same on all processes. `blocks`: see `SavedTable.blocks`."""
+    def reads_directly(self, ranges: Ranges, blocks: Sequence[tuple[int, int]]) -> bool:
+        """Whether each carrier reads its own rows of a part, or an exchange brings them. The same on all processes.
+        `blocks`: see `SavedTable.blocks`."""
         most = MOST_READ_ON_ONE_MACHINE if self.one_machine else MOST_READ
-        return all(each.bytes_read(blocks) <= most * each.bytes_own(blocks) for each in ranges)
+        return bool((ranges.bytes_read(blocks) <= most * ranges.bytes_own(blocks)).all())
 
     @property
     def leads(self) -> bool:
@@ -106,45 +106,65 @@ class Handover:
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """Rows of one part that belong to one process now: those of some virtual shards.
+    """The numbered rows of one part, which lie shard by shard, and where they belong now.
 
     Attributes:
-        first: int64 [s], where each shard begins in the part, ascending.
+        carriers: the number of processes that carry rows now.
+        places: int64 [s], the process of each virtual shard that has rows, ascending.
+        first: int64 [s], where the shard begins in the part; of one process ascending.
         sizes: int64 [s], its rows.
-        now: int64 [s], where it begins on the process.
+        now: int64 [s], where it begins on its process.
     """
 
+    carriers: int
+    places: np.ndarray
     first: np.ndarray
     sizes: np.ndarray
     now: np.ndarray
 
     @classmethod
-    def of(cls, before: IdPlaces, node: int, now: IdPlaces, place: int) -> Ranges:
-        """What process `place` carries now of the rows that process `node` had before."""
-        shards = before.placement.shards_of(node)
-        shards = shards[(now.placement.nodes[shards] == place) & (before.shard_sizes[shards] > 0)]
-        return cls(before.first_rows[shards], before.shard_sizes[shards], now.first_rows[shards])
+    def of(cls, before: IdPlaces, node: int, now: IdPlaces) -> Ranges:
+        """Those of the part of process `node`, before and now."""
+        sizes, shards = before.shard_sizes, before.placement.shards_of(node)
+        shards = shards[sizes[shards] > 0]
+        shards = shards[np.argsort(now.placement.nodes[shards], kind="stable")]
+        places = now.placement.nodes[shards].astype(np.int64)
+        return cls(now.placement.num_nodes, places, before.first_rows[shards], sizes[shards], now.first_rows[shards])
 
-    def bytes_own(self, blocks: Sequence[tuple[int, int]]) -> int:
-        """The bytes of the rows in the files of a table; `blocks`: see `SavedTable.blocks`."""
-        return int(self.sizes.sum()) * sum(row for row, _ in blocks)
+    def bytes_own(self, blocks: Sequence[tuple[int, int]]) -> np.ndarray:
+        """The bytes of each process's rows in the files of a table, int64 [carriers]; `blocks`: see
+        `SavedTable.blocks`."""
+        return self._sums(self.sizes) * sum(row for row, _ in blocks)
 
-    def bytes_read(self, blocks: Sequence[tuple[int, int]]) -> int:
-        """The bytes that are read to get the rows: whole blocks of each file, each block once."""
-        total = 0
+    def bytes_read(self, blocks: Sequence[tuple[int, int]]) -> np.ndarray:
+        """The bytes that each process reads to get its rows, int64 [carriers]: whole blocks of each file, each block
+        once. They count from the first row, after the file's header."""
+        total = np.zeros(self.carriers, np.int64)
+        same = np.diff(self.places, prepend=-1) == 0
         for row, block in blocks:
             begin, end = self.first * row // block, ((self.first + self.sizes) * row - 1) // block
-            total += block * int((end - begin + 1).sum() - (begin[1:] == end[:-1]).sum())
+            begun = same & (begin == np.roll(end, 1))  # by the range before, of the same process
+            total += block * self._sums(end - begin + 1 - begun)
         return total
 
-    def load(self, saved: SavedTable, store: ParameterStore) -> None:
-        """Reads the rows, and sets those of a store to them. Raises CheckpointError if the table is damaged."""
-        for first, size, now in zip(self.first.tolist(), self.sizes.tolist(), self.now.tolist(), strict=True):
+    def load(self, place: int | None, saved: SavedTable, store: ParameterStore | None) -> None:
+        """Reads the rows of process `place`, and sets those of its store to them; None: it carries none, and does
+        nothing. Raises CheckpointError if the table is damaged."""
+        if place is None or store is None:
+            return
+        own = slice(*np.searchsorted(self.places, (place, place + 1)))
+        for first, size, now in zip(*(each[own].tolist() for each in (self.first, self.sizes, self.now)), strict=True):
             for begin in range(0, size, ROWS_PER_BLOCK):
                 end = min(begin + ROWS_PER_BLOCK, size)
                 rows, timestamps = saved.read(slice(first + begin, first + end))
                 saved.check_timestamps(timestamps)
                 store.load(now + begin, timestamps, rows)
+
+    def _sums(self, numbers: np.ndarray) -> np.ndarray:
+        """Of each process, int64 [carriers]."""
+        total = np.zeros(self.carriers, np.int64)
+        np.add.at(total, self.places, numbers)
+        return total
 
 
 def row_bytes(layout: RowLayout) -> int:

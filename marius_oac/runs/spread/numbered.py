@@ -31,7 +31,7 @@ from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.snapshots import PARTS, SavedTable
-from marius_oac.types import Plan, present
+from marius_oac.types import Plan
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class NumberedRows(SpreadRows):
         for name, layout in self.layouts.items():
             for node, part in enumerate(parts):
                 saved, blocks = handover.agreed(partial(_saved, part, name, theirs.num_rows(node), layout))
-                ranges = [Ranges.of(theirs, node, self.places, place) for place in range(len(handover.carriers))]
+                ranges = Ranges.of(theirs, node, self.places)
                 if handover.reads_directly(ranges, blocks):
-                    handover.agreed(partial(_load_own, ranges, handover.place, saved, of_name.get(name)))
+                    handover.agreed(partial(ranges.load, handover.place, saved, of_name.get(name)))
                     continue
                 for block in handover.blocks(theirs.num_rows(node)):
                     read = partial(self._read, saved, theirs, node, block)
@@ -189,11 +189,6 @@ def _saved(part: Checkpoint, name: str, rows: int, layout: RowLayout) -> tuple[S
     if found != [(rows, layout.dimension), (rows, layout.state_width), (rows,)]:
         raise CheckpointError(f"is damaged: {name} has not the rows that belong to each node", part.path)
     return saved, saved.blocks()
-
-
-def _load_own(ranges: Sequence[Ranges], place: int | None, saved: SavedTable, store: ParameterStore | None) -> None:
-    if place is not None:
-        ranges[place].load(saved, present(store))
 
 
 def _load(store: ParameterStore, rows: np.ndarray) -> None:
