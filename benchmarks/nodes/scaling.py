@@ -1,0 +1,105 @@
+"""Seconds that a run stands still when the number of its trainers changes, with many rows; and whether its bits stay.
+
+    python -m benchmarks.nodes.scaling  # 2.4 GB of rows: some five minutes on two cores
+    python -m benchmarks.nodes.scaling --edges 8000000 --trainers 2 4 1  # the epoch must last until the last change
+
+DistMult with Adagrad on a generated graph, `nodes.parts: 8`, one epoch. It begins with the first number of
+trainers; each further number is asked for by `marius-oac scale` as soon as the one before trains. "Saving" is from the
+first file of the checkpoint to its last manifest, "going on" from there to the answer, which is written when the new
+group begins to train. A second run, with the first number throughout, must end with the same SHA-256 of all tables.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from benchmarks.machine import machine
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+
+PROGRAM = [sys.executable, "-m", "marius_oac"]
+
+
+def written(folder: Path, nodes: int, edges: int, dimension: int) -> Path:
+    """The configuration, with its graph."""
+    write_graph(GeneratedGraph(num_nodes=nodes, num_edges=edges, num_relations=10), folder / "edges.npy")
+    parts = {"valid_fraction": 0.0005, "test_fraction": 0.0005}
+    prepare(PrepareRequest(source=str(folder / "edges.npy"), out=folder / "graph", **parts))
+    config = {
+        "data": {"path": str(folder / "graph")}, "model": {"decoder": "distmult", "dimension": dimension},
+        "training": {"batch_size": 5000, "epochs": 1, "negatives": {"count": 100, "chunks": 5}},
+        "device": "cpu", "threads": 1, "evaluation": {"every": 0, "max_edges": 100}, "nodes": {"parts": 8},
+        "metrics": {"every_batches": 1},
+    }  # fmt: skip
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder / "config.yaml"
+
+
+def trained(config: Path, run: Path, numbers: Sequence[int]) -> None:
+    """Trains with each number of trainers in turn, and prints what each change took."""
+    command = [*PROGRAM, "train", str(config), "--local-nodes", str(numbers[0]), "--out", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            for before, count in zip(numbers, numbers[1:], strict=False):
+                while not batches(run) and process.poll() is None:
+                    time.sleep(0.1)
+                said = subprocess.run([*PROGRAM, "scale", str(run), str(count)], capture_output=True, text=True)
+                answered = time.time()
+                if said.returncode:
+                    raise SystemExit(f"not scaled: {said.stderr}")
+                first, last = saved(run)
+                print(f"| {before} -> {count} | {last - first:.1f} | {answered - last:.1f} |", flush=True)
+            error = process.communicate()[1]
+        finally:
+            process.kill()
+    if process.returncode:
+        raise SystemExit(error)
+
+
+def batches(run: Path) -> int:
+    """Lines of metrics so far."""
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b'"batch"') if path.exists() else 0
+
+
+def saved(run: Path) -> tuple[float, float]:
+    """When the newest checkpoint was begun, and when the last process had it."""
+    folders = list(run.glob("nodes/*/*/checkpoints/*"))
+    newest = [each for each in folders if each.name == max(folder.name for folder in folders)]
+    times = [each.stat().st_mtime for folder in newest for each in folder.iterdir()]
+    return min(times), max(times)
+
+
+def tables(run: Path) -> dict[str, str]:
+    """SHA-256 of each table and of the dense parameters."""
+    summary = json.loads((run / "summary.json").read_text())
+    return {name: value for name, value in summary.items() if name.endswith(".sha256")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=4_000_000, help="of the graph")
+    parser.add_argument("--edges", type=int, default=4_000_000)
+    parser.add_argument("--dimension", type=int, default=128)
+    parser.add_argument("--trainers", type=int, nargs="+", default=[2, 4, 2])
+    options = parser.parse_args()
+    print(machine(), "\n\n| trainers | saving, s | going on, s |\n|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory(prefix="scaling-") as name:
+        folder = Path(name)
+        config = written(folder, options.nodes, options.edges, options.dimension)
+        trained(config, folder / "changed", options.trainers)
+        trained(config, folder / "same", options.trainers[:1])
+        found, expected = tables(folder / "changed"), tables(folder / "same")
+    print("\nthe same SHA-256 of all tables" if found and found == expected else "\nOTHER BITS")
+    return int(found != expected or not found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
