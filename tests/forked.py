@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from marius_oac.nodes.launch.parent import bound
+
 ROOT = Path(__file__).parents[1]
 READ_BY_IMPORTS = (
     "PYTHON", "NUMBA_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_CPP_", "TORCH_LOGS", "PYTORCH_",
@@ -42,6 +44,7 @@ _ROOM = "TEMPLATE"  # variable: there is room for so many bytes of a program's v
 _BYTES = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of <sys/prctl.h>
 _ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BOUND = bound([])  # what a command begins with that ends with its parent
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 
@@ -53,6 +56,7 @@ class Program:
     variables: dict[str, str]
     folder: str
     own_session: bool
+    bound: bool
     mask: int
     processors: set[int]
     limits: list[tuple[int, int]]
@@ -115,15 +119,17 @@ def _start(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *r
     (_, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, *of_user, own_session, group) = rest
     streams = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
     variables = dict(os.environ if env is None else env)
+    whole, is_bound = args, bool(_BOUND) and isinstance(args, list | tuple) and list(args[: len(_BOUND)]) == _BOUND
+    args = args[len(_BOUND) :] if is_bound else args
     plain = not (executable or preexec_fn or pass_fds or shell or any(map(os.isatty, streams))) and close_fds
     if not plain or (*of_user, group) != (None, None, None, -1, -1) or not _forks(args, variables):
-        _start_anew(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
+        _start_anew(self, whole, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
         return
     mask = os.umask(0)
     os.umask(mask)
     program = Program(
-        [os.fsdecode(word) for word in args[1:]], variables, os.fspath(cwd or os.getcwd()), own_session, mask,
-        os.sched_getaffinity(0), [resource.getrlimit(each) for each in _LIMITS],
+        [os.fsdecode(word) for word in args[1:]], variables, os.fspath(cwd or os.getcwd()), own_session, is_bound,
+        mask, os.sched_getaffinity(0), [resource.getrlimit(each) for each in _LIMITS],
     )  # fmt: skip
     self.pid = _templates[-1].fork(program, streams)
     self._child_created = True
@@ -223,6 +229,8 @@ def _take_over(program: Program, streams: Sequence[int]) -> None:
     """Gives this process what the program has of its parent."""
     if program.own_session:
         os.setsid()
+    if program.bound:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for own, given in enumerate(streams):
         os.dup2(given, own)
         os.close(given)

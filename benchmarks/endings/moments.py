@@ -15,10 +15,11 @@ sent to
 - the shard of the second node: its trainer, which has the shard's threads.
 
 Seconds: until nothing of the run is left, or until it trains again after a restart. Of processes that are stopped and
-have nobody above them, they are until nothing else is left; then SIGCONT must end them, within 3 x `timeout` + 5 s, as
-they may wait for others to start. What Ray itself has started stays beside a driver that is stopped, and is not waited
-for before. Asked: at most 2 x `timeout` + 5 s, and nothing left. A request to stop (TERM to a
-launcher, an agent or a node) while it trains must leave both nodes with the same newest checkpoint.
+have nobody above them, they are until nothing else is left; then SIGCONT must end them, within 2 x `timeout` + 5 s
+again. A launcher goes on and trains instead if it had started nothing yet, and the user's torchrun if it may restart.
+What Ray itself has started stays beside a driver that is stopped, and is not waited for before. Asked: at most
+2 x `timeout` + 5 s, and nothing left. A request to stop (TERM to a launcher, an agent or a node) while it trains must
+leave both nodes with the same newest checkpoint.
 """
 
 import argparse
@@ -244,10 +245,14 @@ def after(run: Run, case: Case, found: Sequence[psutil.Process]) -> tuple[str, f
             with contextlib.suppress(psutil.Error):
                 each.send_signal(signal.SIGCONT)
         spared.clear()
-        if not wait_until(over, 3 * TIMEOUTS[case.way] + 5):
+        may_go_on = old <= tops or (case.way == "torchrun" and case.restarts)
+        continued, batches = time.monotonic(), run.batches()
+        goes_on = lambda: may_go_on and run.batches() > batches + 3  # noqa: E731
+        if not wait_until(lambda: over() or goes_on(), 2 * TIMEOUTS[case.way] + 5):
             wrong.append("left after SIGCONT")
+        how += f", {'over' if over() else 'goes on'} {time.monotonic() - continued:.1f} s after SIGCONT"
     orderly = case.signal == "TERM" and case.target != "shard"
-    if how == "over" and orderly and trained and not run.same_checkpoint():
+    if how.startswith("over") and orderly and trained and not run.same_checkpoint():
         wrong.append("no checkpoint of both")
     if seconds > 2 * TIMEOUTS[case.way] + 5:
         wrong.append("too late: " + run.said()[-600:])
@@ -278,7 +283,7 @@ def table(found: Sequence[tuple[Case, tuple[str, float, str]]]) -> Iterator[str]
         ends = [end for case, end in found if key(case) == each and end[0] != "not begun"]
         if ends:
             seconds = [end[1] for end in ends]
-            ways = [sum(how == kind for how, *_ in ends) for kind in ("over", "recovered")]
+            ways = [sum(how.startswith(kind) for how, *_ in ends) for kind in ("over", "recovered")]
             shown = f"{statistics.median(seconds):.1f}, {max(seconds):.1f}"
             wrong = sum(bool(end[2]) for end in ends)
             yield f"| {' | '.join(map(str, (*each, len(ends), *ways, shown, wrong)))} |"

@@ -151,7 +151,9 @@ class ClusterConfig(Section):
         "encrypted.",
     )
     timeout: PositiveFloat = Field(
-        60.0, description="Seconds after which a silent node counts as lost. Three times as many while trainers start."
+        60.0,
+        description="Seconds after which a silent node counts as lost. Nodes wait twice as long for each other to "
+        "start.",
     )
     restarts: NonNegativeInt = Field(
         0,

@@ -11,6 +11,7 @@ import sys
 import psutil
 import pytest
 
+from marius_oac.nodes.launch.parent import bound
 from tests import forked
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -67,6 +68,14 @@ def test_a_forked_program_has_what_it_had_if_it_were_started(ways, way, tmp_path
     assert (found.pop("imported"), expected.pop("imported")) == (True, False)
     assert found == expected
     assert (found["parent"], found["shown"], found["mask"]) == (os.getpid(), True, 0o27)
+
+
+def test_a_program_that_ends_with_its_parent_is_forked_too():
+    asks = "import ctypes, sys; asked = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(asked))"  # PR_GET_...
+    for asked in (False, True):
+        command = [sys.executable, "-c", asks + "\nprint('torch' in sys.modules, asked.value)"]
+        found = subprocess.run(bound(command) if asked else command, stdout=subprocess.PIPE, text=True)
+        assert found.stdout.split() == ["True", str(signal.SIGKILL * asked)]
 
 
 @pytest.mark.slow

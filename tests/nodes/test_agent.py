@@ -1,7 +1,6 @@
 """What the ends of processes come to, and that none outlives the one that has started it."""
 
 import os
-import selectors
 import subprocess
 import sys
 
@@ -9,8 +8,9 @@ import pytest
 
 from marius_oac.errors import DivergedError, InputError, MariusOacError, NodeLost
 from marius_oac.nodes.launch.agent import LOST, LocalProcesses, exit_code_of, node_loss_marked
-from marius_oac.nodes.launch.parent import PARENT, end_with_parent
+from marius_oac.nodes.launch.parent import PARENT, _asking_the_kernel, bound, end_with_parent
 from marius_oac.nodes.launch.remote import end_of
+from tests.nodes.outliving import STOPS, ends_with
 
 GUARD = [sys.executable, "-m", "marius_oac.nodes.launch.guard", "60"]
 WAITS = """
@@ -91,18 +91,22 @@ def test_whose_parent_has_ended_does_not_begin(monkeypatch):
         end_with_parent()
 
 
-def test_what_a_guard_has_started_ends_with_it():
-    with subprocess.Popen(
-        [*GUARD, sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as guard:
-        guard.stdin.write(b"secret\n")
-        guard.stdin.flush()
-        agent = os.pidfd_open(int(guard.stdout.readline()))
-        guard.kill()
-        with selectors.DefaultSelector() as selector:
-            selector.register(agent, selectors.EVENT_READ)
-            assert selector.select(60), "it has outlived its guard"
-        os.close(agent)
+@pytest.mark.parametrize(("code", "variables"), [(STOPS, {}), (WAITS, {"PATH": ""})], ids=["setpriv", "none"])
+def test_what_a_guard_has_started_ends_with_it(code, variables):
+    command = [*GUARD, sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    assert ends_with(subprocess.Popen(command, env={**os.environ, **variables}, **pipes), b"secret\n")
+
+
+@pytest.mark.parametrize("answers", ["exit 1", None])
+def test_where_the_kernel_is_not_asked_a_command_is_as_it_is(monkeypatch, tmp_path, answers):
+    if answers is not None:  # as a version that does not know the option
+        (tmp_path / "setpriv").write_text(f"#!/bin/sh\n{answers}\n")
+        (tmp_path / "setpriv").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    _asking_the_kernel.cache_clear()
+    assert bound(["a", "b"]) == ["a", "b"]
+    _asking_the_kernel.cache_clear()
 
 
 def test_a_guard_without_a_launcher_starts_nothing():

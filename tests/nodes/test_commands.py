@@ -137,6 +137,15 @@ def test_inside_torchrun_it_trains(command, config, tmp_path, monkeypatch):
     assert keys == {"data": (), "data_path": None, "checkpoint": "best", "trace": False, "trust": False}
 
 
+def test_agents_wait_for_each_other_as_long_as_a_run_may_take_to_end(command, config, monkeypatch):
+    """One that was killed before it came may be missed by the others alone: in 2 x `timeout`."""
+    seen = []
+    monkeypatch.setattr("marius_oac.nodes.launch.launch.run", lambda processes: seen.append(processes) or 0)
+    monkeypatch.setenv("MARIUS_OAC_SECRET", "s" * 64)
+    assert command("train", config, "--nodes", "nodes.yaml", "--node", "a")[0] == 0
+    assert [(each.timeout, each.patience) for each in seen] == [(30, 60)]
+
+
 def test_only_the_first_process_says_the_result(command, config, monkeypatch):
     monkeypatch.setattr(node_training, "train_on_nodes", lambda *args, **keys: "the result")
     for rank, said in (("0", ["the result"]), ("1", [])):

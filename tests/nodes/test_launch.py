@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.nodes.outliving import STOPS, ends_with
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -24,6 +25,11 @@ SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
 shift
 exec env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH" TMPDIR="$TMPDIR" sh -c "$*"
+"""
+AGENT = """
+import sys
+from marius_oac.nodes.launch.agent import LocalProcesses, run
+run(LocalProcesses(sys.argv[1:], ["a"], "secret"))
 """
 SRUN = """#!/bin/sh
 while :; do case "$1" in -*) shift;; *) break;; esac; done
@@ -221,6 +227,11 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch, way):
     family = run.family()
     run.process.kill()
     assert run.end(family)[0] == -signal.SIGKILL
+
+
+def test_what_an_agent_has_started_ends_with_it():
+    command = [sys.executable, "-c", AGENT, "-S", "-c", STOPS]
+    assert ends_with(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Agents meet, or end: who is missing is named in time, and who has ended for good is waited for by nobody."""
 
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.launch.agent import listen
+from marius_oac.nodes.launch import agent
+from marius_oac.nodes.launch.agent import LocalProcesses, listen, store_of
 from marius_oac.nodes.launch.elastic import Meeting, note_lost
 
 NODES = ["a", "b", "c"]
@@ -53,6 +55,25 @@ def test_the_time_to_reach_the_first_node_is_part_of_the_meeting():
         late.next_rendezvous()
     with pytest.raises(NodeLost, match="^node b: it has ended with exit code 1"):  # and does not come any more
         Meeting(store, NODES, 0, 3600.0).next_rendezvous()
+
+
+def test_to_start_again_there_is_more_time():
+    meeting = Meeting(listen("127.0.0.1", 0, 60.0), NODES, 1, 0.1, grace=0.2)
+    meeting.round = 0
+    with pytest.raises(NodeLost, match="^node a, c: has not come to start again in 0.3 s$"):
+        meeting.next_rendezvous()
+
+
+def test_the_time_in_which_an_agent_was_stopped_counts(monkeypatch):
+    """The others have not waited for longer, and the rendezvous is over."""
+    monkeypatch.setattr(agent, "store_of", lambda processes, began: store_of(processes, began - 100.0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    about = LocalProcesses(["x"], ["b"], "secret", nodes=["a", "b"], index=1, endpoint=where, patience=90.0)
+    began = time.monotonic()
+    with pytest.raises(NodeLost, match="^node a: it didn't answer at .* within 90 s$"):
+        agent.run(about)
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(("code", "ends_with"), [(2, 2), (1, 1), (130, 130), (0, 1)])

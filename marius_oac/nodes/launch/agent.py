@@ -66,7 +66,7 @@ class LocalProcesses:
         address: this node's, as the others know it.
         restarts: how often all processes are started again after one was lost.
         timeout: seconds after which a silent agent is lost.
-        patience: seconds that agents wait for each other.
+        patience: seconds that agents wait for each other to start; to start again `timeout` more.
     """
 
     command: Sequence[str]
@@ -106,7 +106,7 @@ def run(processes: LocalProcesses) -> int:
         tempfile.TemporaryDirectory(prefix="marius-oac-") as spare,
         variables(ours | {SPARE: spare}),
         _signals_restored(),
-        store_of(processes) as store,
+        store_of(processes, began) as store,
     ):
         meeting = Meeting(store, processes.nodes, processes.index, processes.patience, began, grace=processes.timeout)
         about = (processes.command, len(processes.names), processes.address, processes.restarts, SAVING, logs)
@@ -182,9 +182,14 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def store_of(processes: LocalProcesses) -> Iterator[TCPStore]:
+def store_of(processes: LocalProcesses, began: float | None = None) -> Iterator[TCPStore]:
     """Yields the store of the agents' rendezvous, and of their processes'. The first node's agent keeps it on the
     loopback.
+
+    Args:
+        processes: of this node.
+        began: when it began to wait for the others (`time.monotonic`); None: now. Time in which this process was
+            stopped counts, too: the others have not waited for longer.
 
     Raises:
         InputError: the port is taken, or the address is not this machine's; or another agent of this node runs.
@@ -197,7 +202,7 @@ def store_of(processes: LocalProcesses) -> Iterator[TCPStore]:
     secret = hashlib.sha256(processes.secret.encode()).digest()
     about = Security(secret=secret, run="rendezvous"), processes.timeout
     if processes.index:
-        with _store_proxy(processes, *about) as proxy:
+        with _store_proxy(processes, *about, began) as proxy:
             patience = timedelta(seconds=processes.patience)
             yield TCPStore(LOOPBACK, proxy.port, None, False, patience, wait_for_workers=False)
         return
@@ -209,10 +214,10 @@ def store_of(processes: LocalProcesses) -> Iterator[TCPStore]:
         yield store
 
 
-def _store_proxy(processes: LocalProcesses, security: Security, timeout: float) -> StoreProxy:
+def _store_proxy(processes: LocalProcesses, security: Security, timeout: float, began: float | None) -> StoreProxy:
     index, first = processes.index, processes.nodes[0]
     try:
-        return StoreProxy(processes.endpoint, first, index, security, timeout, processes.patience)
+        return StoreProxy(processes.endpoint, first, index, security, timeout, processes.patience, began)
     except NodeLost as error:
         if str(error).endswith(TAKEN):
             raise InputError(STARTED_TWICE, f"node {processes.nodes[index]}") from None

@@ -2,7 +2,7 @@
 agents, each time before they start their processes.
 
 Guarantees of the rendezvous:
-- It ends within `patience` seconds: all have come, or one line names those that have not.
+- It ends in time: all have come, or one line names those that have not.
 - An agent that has ended for good (`leave`) or is lost (`note_lost`) is not waited for: the others end, too, with its
   exit code if that says why.
 - An agent that was killed can't come back, and a second one of the same name is refused.
@@ -29,6 +29,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.cluster import STARTED_TWICE
+from marius_oac.nodes.launch.parent import bound
 
 _LOOK = 0.2  # seconds between two looks: signals are handled meanwhile
 _ENDED = "ended"
@@ -45,7 +46,7 @@ class Meeting(RendezvousHandler):
             each other by it, too.
         nodes: all nodes' names, in the order of nodes.yaml.
         index: of this node.
-        patience: seconds that a rendezvous may take.
+        patience: seconds that the first rendezvous may take. A later one may take `grace` more.
         began: when the first one began (`time.monotonic`); None: when it is called.
         grace: seconds that this agent's processes have to end by themselves when others begin another rendezvous.
     """
@@ -94,12 +95,13 @@ class Meeting(RendezvousHandler):
             lacking = [k for k in range(len(self._nodes)) if not self._store.check([f"{self.round}/{k}"])]
             if not lacking:
                 return
-            if time.monotonic() > began + self._patience:
+            patience, what = self._patience, "start"
+            if self.round:
+                patience, what = patience + self._grace, "start again"
+            if time.monotonic() > began + patience:
                 self.leave(1)
                 who = ", ".join(self._nodes[k] for k in lacking)
-                raise NodeLost(
-                    who, f"has not come to {'start again' if self.round else 'start'} in {self._patience:g} s"
-                )
+                raise NodeLost(who, f"has not come to {what} in {patience:g} s")
             with suppress(DistStoreError):
                 self._store.wait([f"{self.round}/{lacking[0]}"], timedelta(seconds=_LOOK))
 
@@ -193,11 +195,12 @@ class Agent(LocalElasticAgent):
         ended: Callable[[Sequence[int]], int | None],
         spared: Callable[[int, int], bool],
     ) -> None:
+        program, *words = bound([sys.executable, *command])
         spec = WorkerSpec(
             role="node",
             local_world_size=count,
-            entrypoint=sys.executable,
-            args=tuple(command),
+            entrypoint=program,
+            args=tuple(words),
             rdzv_handler=meeting,
             max_restarts=restarts,
             monitor_interval=0.1,

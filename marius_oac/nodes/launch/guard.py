@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from marius_oac.config.cluster import SECRET_VARIABLE
 from marius_oac.nodes.launch.frozen import frozen_end
-from marius_oac.nodes.launch.parent import PARENT
+from marius_oac.nodes.launch.parent import PARENT, bound
 from marius_oac.runtime.signals import woken_by_signals
 
 PATIENCE = 660.0  # seconds from the first request to stop: a checkpoint may have to be written
@@ -40,7 +40,7 @@ def main(timeout: float, command: Sequence[str]) -> int:
     if not secret:
         return 1  # the launcher has ended
     variables = {**os.environ, SECRET_VARIABLE: secret, PARENT: str(os.getpid())}
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables, start_new_session=True) as process:
+    with subprocess.Popen(bound(command), stdin=subprocess.DEVNULL, env=variables, start_new_session=True) as process:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda received, frame: process.send_signal(received))
         try:

@@ -18,7 +18,7 @@ from typing import IO
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.nodes.launch.agent import LOST
-from marius_oac.nodes.launch.parent import PARENT
+from marius_oac.nodes.launch.parent import PARENT, bound
 from marius_oac.runtime.console import say
 
 _READY = "MARIUS_OAC_READY"  # environment variable: the descriptor to write to
@@ -48,8 +48,8 @@ class _Joiner:
         self.ready = False
         try:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT, pass_fds=[theirs],
-                start_new_session=True, env={**os.environ, **variables, _READY: str(theirs)},
+                bound(command), stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
+                pass_fds=[theirs], start_new_session=True, env={**os.environ, **variables, _READY: str(theirs)},
             )  # fmt: skip
         finally:
             os.close(theirs)

@@ -44,7 +44,9 @@ from marius_oac.types import present
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-MEETING = 3  # times `timeout`: how long nodes wait for each other to start, and to start again
+_STARTING = 2
+"""Times `timeout`: how long agents wait for each other to start. One that is killed before it has come to the
+rendezvous is missed by nobody else, so a longer wait would keep the run from ending in time."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def start_node(request: Request, cluster: ClusterConfig) -> int:
             address=node.address,
             timeout=cluster.timeout,
             restarts=cluster.restarts,
-            patience=MEETING * cluster.timeout,
+            patience=_STARTING * cluster.timeout,
         )
     )
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 from marius_oac.errors import MariusOacError
 from marius_oac.nodes.launch.frozen import frozen_end
@@ -16,8 +19,29 @@ PARENT = "MARIUS_OAC_PARENT"
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
+def bound(command: Sequence[str]) -> list[str]:
+    """Returns the command to start in place of this one, so that the kernel kills the process when the thread that has
+    started it ends.
+
+    `setpriv` of util-linux asks the kernel and then becomes the command, with the same pid. The process itself could
+    ask only when Python has started. If it is stopped (SIGSTOP) before that, it would outlive its parent for ever.
+    Where `setpriv` is not there, or cannot do it (util-linux before 2.33), the command is returned as it is.
+    """
+    return [*_asking_the_kernel(), *command]
+
+
+@cache
+def _asking_the_kernel() -> tuple[str, ...]:
+    path = shutil.which("setpriv")
+    if path is None:
+        return ()
+    words = (path, "--pdeathsig", "KILL")
+    tried = subprocess.run([*words, path, "--version"], stdin=subprocess.DEVNULL, capture_output=True)
+    return () if tried.returncode else words
+
+
 def end_with_parent() -> None:
-    """Has the kernel kill this process when its parent, an agent or a guard, ends (on Linux).
+    """Has the kernel kill this process when its parent, an agent or a guard, ends (on Linux): see `bound`.
 
     Raises:
         MariusOacError: the parent has ended already.

@@ -288,6 +288,7 @@ class StoreProxy(_Tunnel[int]):
         security: of the run.
         timeout: seconds after which a silent first node is lost.
         patience: seconds to wait for it.
+        began: when that wait began (`time.monotonic`); None: now.
 
     Attributes:
         port: where it listens, on this machine's loopback.
@@ -296,13 +297,17 @@ class StoreProxy(_Tunnel[int]):
         NodeLost, NodeRefused: see `ZmqClient`.
     """
 
-    def __init__(self, address: str, name: str, index: int, security: Security, timeout: float, patience: float):
+    def __init__(
+        self, address: str, name: str, index: int, security: Security, timeout: float, patience: float,
+        began: float | None = None,
+    ):  # fmt: skip
         self._name = name
         self._numbers = itertools.count()
         self._listener = socket.create_server((LOOPBACK, 0), backlog=1024)
         self.port = self._listener.getsockname()[1]
         try:
-            self._client = ZmqClient(address, name, index, _encrypted(security), _LIMITS, timeout, patience)
+            about = _encrypted(security), _LIMITS, timeout, patience, began
+            self._client = ZmqClient(address, name, index, *about)
         except BaseException:
             self._listener.close()
             raise

@@ -49,6 +49,7 @@ class ZmqClient(ZmqEndpoint, Client):
         limits: of messages.
         timeout: seconds after which a silent server is lost.
         patience: seconds to wait for a server that doesn't listen yet or is busy; None: `timeout`.
+        began: when that wait began (`time.monotonic`); None: now.
 
     Raises:
         NodeLost: the server can't be reached, or refuses this trainer for now: see `Client`.
@@ -64,6 +65,7 @@ class ZmqClient(ZmqEndpoint, Client):
         limits: Limits = Limits(),  # noqa: B008 - frozen
         timeout: float = 30.0,
         patience: float | None = None,
+        began: float | None = None,
     ):
         context = CLIENT_CONTEXT.acquire()
         try:
@@ -79,7 +81,7 @@ class ZmqClient(ZmqEndpoint, Client):
         self._keys = Keys(security, name)
         self._connection = Connection(name, [], limits)
         self._broken_off = 0
-        deadline = time.monotonic() + self._patience
+        deadline = (began or time.monotonic()) + self._patience
         try:
             while not self._connect(deadline):
                 self._socket.close(0)

@@ -22,7 +22,7 @@ from dataclasses import asdict
 
 import psutil
 
-from marius_oac.nodes.launch.parent import PARENT
+from marius_oac.nodes.launch.parent import PARENT, bound
 from marius_oac.runs.folder.metrics import MetricsFile
 from marius_oac.runtime.files.atomic import open_own
 from marius_oac.runtime.machine.cgroups import free_memory
@@ -109,7 +109,7 @@ class Processes:
         text = json.dumps(asdict(request) | {"cpus": sorted(request.cpus)})
         with open(self._folder.file(trial.number, "log"), "ab", opener=open_own) as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "marius_oac.training.tune.child", text], stdin=subprocess.DEVNULL,
+                bound([sys.executable, "-P", "-m", "marius_oac.training.tune.child", text]), stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True, env={**os.environ, PARENT: str(os.getpid())},
             )  # fmt: skip
         self.running.append(Running(trial, process, slot, self._metric))

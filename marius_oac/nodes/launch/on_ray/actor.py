@@ -26,7 +26,7 @@ from typing import Any
 from marius_oac.config.cluster import SECRET_VARIABLE
 from marius_oac.nodes.launch.cluster import this_machine
 from marius_oac.nodes.launch.frozen import Watched
-from marius_oac.nodes.launch.parent import PARENT
+from marius_oac.nodes.launch.parent import PARENT, bound
 from marius_oac.types import present
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -89,7 +89,7 @@ class TrainerActor:
             folder = about["folder"] if Path(about["folder"]).is_dir() else None
             variables = {**os.environ, SECRET_VARIABLE: about["secret"], PARENT: str(os.getpid())}
             process = subprocess.Popen(
-                [sys.executable, *about["words"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                bound([sys.executable, *about["words"]]), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, cwd=folder, env=variables, start_new_session=True, bufsize=0,
             )  # fmt: skip
             for stream in (process.stdout, process.stderr):

@@ -23,9 +23,10 @@ from typing import Any
 from marius_oac.nodes.launch.agent import LOST, exit_code_of
 from marius_oac.nodes.launch.cluster import endpoint
 from marius_oac.nodes.launch.contract import SIGNALS, Started, Watch
-from marius_oac.nodes.launch.launch import MEETING, new_secret
+from marius_oac.nodes.launch.launch import new_secret
 from marius_oac.nodes.launch.on_ray.actor import TrainerActor
 from marius_oac.nodes.launch.on_ray.cluster import cluster
+from marius_oac.nodes.launch.on_ray.job import MEETING
 from marius_oac.nodes.launch.on_ray.placing import RayRequest, made, resources_of, room
 from marius_oac.nodes.launch.remote import end_of
 from marius_oac.nodes.launch.tunnel import LOOPBACK

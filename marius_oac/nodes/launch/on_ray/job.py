@@ -16,9 +16,11 @@ from marius_oac.nodes.launch.agent import (
     store_of,
 )
 from marius_oac.nodes.launch.cluster import Place, check_machine, names, this_machine
-from marius_oac.nodes.launch.launch import AGENT_STORE, MEETING
+from marius_oac.nodes.launch.launch import AGENT_STORE
 from marius_oac.nodes.launch.parent import end_with_parent
 from marius_oac.nodes.launch.tunnel import LOOPBACK
+
+MEETING = 3  # times `timeout`: how long a start waits for room, and processes for each other
 
 
 @contextmanager
