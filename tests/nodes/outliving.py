@@ -7,6 +7,9 @@ import signal
 STOPS = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
 """A program that is stopped before it has run a line of this package."""
 
+ASKS = "import ctypes; asked = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(asked)); print(asked.value)"
+"""A program that says which signal the kernel sends it when its parent ends (PR_GET_PDEATHSIG)."""
+
 
 def ends_with(above, said=b""):
     """Kills a process that has started another one, which writes its number; returns whether that ends, too."""

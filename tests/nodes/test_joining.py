@@ -1,6 +1,8 @@
 """Processes that join a run: who is ready, who has ended instead, and that none is left."""
 
 import os
+import signal
+import sys
 
 import pytest
 
@@ -8,12 +10,14 @@ from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.nodes.launch import joining
 from marius_oac.nodes.launch.agent import PARENT
 from marius_oac.nodes.launch.joining import Joining, say_ready
+from tests.nodes.outliving import ASKS
 
 SCRIPT = """#!/bin/sh
 echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $START $PARENT $*" > "{folder}/$RANK"
 . "{folder}/does"
 """
 READY = 'echo 1 > "/proc/self/fd/$MARIUS_OAC_READY"\n'
+PYTHON = sys.executable
 STAY = "exec tail -f /dev/null\n"
 
 
@@ -81,3 +85,12 @@ def test_a_process_says_once_that_it_is_ready(monkeypatch):
     say_ready()
     assert os.read(mine, 9) == b"1" and os.read(mine, 9) == b""
     os.close(mine)
+
+
+def test_the_kernel_ends_them_with_the_one_that_has_started_them(tmp_path, does):
+    does(f'exec {PYTHON} -S -c "{ASKS}"\n')
+    made = Joining(tmp_path)
+    made.start(range(2, 3), 3, "change-1")
+    joiner = made._joiners[2]
+    assert joiner.process.wait(60) == 0 and joiner.said == [str(int(signal.SIGKILL))]
+    made.close(0)

@@ -24,6 +24,7 @@ from marius_oac.nodes.launch.on_ray.cluster import running
 from marius_oac.nodes.launch.on_ray.placing import RayRequest, made, resources_of
 from marius_oac.nodes.launch.on_ray.reaper import reaping, users_of
 from marius_oac.runtime.signals import StopSignal
+from tests.nodes.outliving import ASKS
 
 PATIENCE = 60
 
@@ -128,10 +129,11 @@ def until_the_end(actor, asked=0):
 def test_a_process_gets_its_job_and_secret_and_all_output_comes(started):
     program = (
         "import json, os, sys; job = json.load(sys.stdin); print(job['a'], os.environ['MARIUS_OAC_SECRET'][:3], "
-        "int(os.environ['MARIUS_OAC_PARENT']) == os.getppid()); print('x' * 300000, file=sys.stderr); sys.exit(7)"
+        f"int(os.environ['MARIUS_OAC_PARENT']) == os.getppid()); {ASKS}\n"
+        "print('x' * 300000, file=sys.stderr); sys.exit(7)"
     )
     out, err, code = until_the_end(started(program, a=5)[0])
-    assert out == b"5 sss True\n" and err == b"x" * 300000 + b"\n" and code == 7
+    assert out == b"5 sss True\n9\n" and err == b"x" * 300000 + b"\n" and code == 7
 
 
 def test_the_secret_is_on_no_command_line(started):

@@ -2,16 +2,20 @@
 
 import json
 import shutil
+import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from marius_oac.errors import InputError, MariusOacError
+from marius_oac.training.tune import processes
 from marius_oac.training.tune import search as module
 from marius_oac.training.tune.processes import Running
 from marius_oac.training.tune.request import TuneRequest
 from marius_oac.training.tune.trials import Trial, TrialsFolder
+from tests.nodes.outliving import ASKS
 
 BASE = Path(__file__).parents[3] / "examples" / "codex-s.yaml"
 
@@ -235,3 +239,17 @@ def test_wishes_that_can_not_be_met(search):
 def test_a_trial_without_a_value_is_told_by_what_it_has():
     trial = Trial(number=1, values={"a.rate": 1e-7, "a.kind": None, "a.many": True})
     assert trial.told() == "rate=1e-07 kind=null many=True"
+
+
+def test_the_kernel_ends_the_process_of_a_trial_with_the_search(tmp_path, monkeypatch):
+    """Also before it has begun to do so itself: the program says what it was started with."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "{ASKS}"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(processes.sys, "executable", str(program))
+    (tmp_path / "trials").mkdir()
+    folder = TrialsFolder(tmp_path)
+    with processes.Processes(folder, "mrr", 1) as made:
+        made.start(Trial(number=1, values={}), "x.yaml", ())
+        made.running[0].process.wait(60)
+    assert folder.file(1, "log").read_text() == f"{int(signal.SIGKILL)}\n"
