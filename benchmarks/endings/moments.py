@@ -250,7 +250,8 @@ def after(run: Run, case: Case, found: Sequence[psutil.Process]) -> tuple[str, f
         goes_on = lambda: may_go_on and run.batches() > batches + 3  # noqa: E731
         if not wait_until(lambda: over() or goes_on(), 2 * TIMEOUTS[case.way] + 5):
             wrong.append("left after SIGCONT")
-        how += f", {'over' if over() else 'goes on'} {time.monotonic() - continued:.1f} s after SIGCONT"
+        what = "over" if over() else "goes on" if goes_on() else "still there"
+        how += f", {what} {time.monotonic() - continued:.1f} s after SIGCONT"
     orderly = case.signal == "TERM" and case.target != "shard"
     if how.startswith("over") and orderly and trained and not run.same_checkpoint():
         wrong.append("no checkpoint of both")

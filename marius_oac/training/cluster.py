@@ -29,6 +29,7 @@ from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.launch import agree
 from marius_oac.nodes.launch.cluster import Place, names, trains_of, weights_of
 from marius_oac.nodes.launch.joining import say_ready
+from marius_oac.nodes.launch.parent import MET, tell_agent
 from marius_oac.nodes.shards.connections import Connections, check_port
 from marius_oac.nodes.shards.packing import pack
 from marius_oac.runs.checkpoints.retention import START, Checkpoints
@@ -297,7 +298,9 @@ def open_group(place: Place) -> Group:
     """Makes the group of all processes of the cluster."""
     say_ready()
     os.environ |= {"RANK": str(place.rank), **place.environment()}
-    return TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
+    group = TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
+    tell_agent(MET)
+    return group
 
 
 def _new_task(config: TaskConfig, path: Path, place: Place, notes: Sequence[str]) -> Task:

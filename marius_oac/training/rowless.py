@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import Interrupted, NodeLost
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.nodes.launch.agent import SPARE
 from marius_oac.nodes.launch.cluster import Place, names
+from marius_oac.nodes.launch.parent import SPARE, tell_agent
 from marius_oac.nodes.shards.connections import security_of
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.zmq_client import ZmqClient
@@ -62,7 +61,7 @@ class Rowless:
             lines = [stack.enter_context(closing(each)) for each in clients]
             session, source = stack.enter_context(outside(task, lines, run, place.rank, task.config.nodes, False))
             self._group.close()
-            _tell_agent()
+            tell_agent(SPARE)
             stops = stack.enter_context(stop_on_interrupt(session.pipeline.request_stop))
             batches = 0
             try:
@@ -81,9 +80,3 @@ def alone(config: TaskConfig, place: Place) -> TaskConfig:
     """Returns its configuration, without binding: the run's other processes on this machine are unknown."""
     cores = len(os.sched_getaffinity(0))
     return config.replace("binding=off", f"threads={config.threads or max(1, cores // place.node.processes)}")
-
-
-def _tell_agent() -> None:
-    """Tells the agent that started this process to ignore its end."""
-    if SPARE in os.environ:
-        (Path(os.environ[SPARE]) / str(os.getpid())).touch()

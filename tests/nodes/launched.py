@@ -18,6 +18,7 @@ import psutil
 from marius_oac.errors import InputError, MariusOacError
 from marius_oac.nodes.launch.cluster import names
 from marius_oac.nodes.launch.launch import Request, on_nodes
+from marius_oac.nodes.launch.parent import MET, tell_agent
 from marius_oac.runtime.console import standard_error
 from marius_oac.runtime.signals import stop_on_interrupt
 
@@ -100,6 +101,7 @@ def train(behaviour, folder, place):
     }
     (folder / f"{place.rank}.json").write_text(json.dumps(found))
     print(f"rank {place.rank} says something", file=sys.stderr, flush=True)
+    tell_agent(MET)
     behave(behaviour, folder, place)
     return "the result"
 

@@ -1,9 +1,12 @@
 """Agents meet, or end: who is missing is named in time, and who has ended for good is waited for by nobody."""
 
+import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import psutil
 import pytest
 import torch.distributed as dist
 
@@ -11,6 +14,8 @@ from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch import agent
 from marius_oac.nodes.launch.agent import LocalProcesses, listen, store_of
 from marius_oac.nodes.launch.elastic import Meeting, note_lost
+from marius_oac.nodes.launch.frozen import age
+from marius_oac.nodes.launch.parent import TOLD
 
 NODES = ["a", "b", "c"]
 
@@ -64,16 +69,71 @@ def test_to_start_again_there_is_more_time():
         meeting.next_rendezvous()
 
 
-def test_the_time_in_which_an_agent_was_stopped_counts(monkeypatch):
-    """The others have not waited for longer, and the rendezvous is over."""
-    monkeypatch.setattr(agent, "store_of", lambda processes, began: store_of(processes, began - 100.0))
+class Found(Exception):
+    """What was looked for."""
+
+
+@pytest.mark.parametrize(("seconds", "counts"), [(5.0, 5.0), (1000.0, 30.0)])
+def test_the_time_since_an_agent_was_started_counts_but_for_the_last_of_it(monkeypatch, seconds, counts):
+    """Its own, as it is slow or was stopped: the others have not waited for longer, and the rendezvous may be over."""
+    found = []
+
+    def store_of(processes, began):
+        found.append(time.monotonic() - began)
+        raise Found
+
+    monkeypatch.setattr(agent, "store_of", store_of)
+    monkeypatch.setattr(agent, "age", lambda: seconds)
+    with pytest.raises(Found):
+        agent.run(LocalProcesses(["x"], ["b"], "secret", timeout=60.0, patience=90.0))
+    assert counts <= found[0] < counts + 20
+
+
+def test_who_has_waited_for_the_first_node_for_long_enough_does_not_begin():
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = f"127.0.0.1:{free.getsockname()[1]}"
     about = LocalProcesses(["x"], ["b"], "secret", nodes=["a", "b"], index=1, endpoint=where, patience=90.0)
     began = time.monotonic()
-    with pytest.raises(NodeLost, match="^node a: it didn't answer at .* within 90 s$"):
-        agent.run(about)
+    with pytest.raises(NodeLost, match="^node a: it didn't answer at .* within 90 s$"), store_of(about, began - 100.0):
+        pass
     assert time.monotonic() - began < 30
+
+
+def test_the_age_of_a_process():
+    assert abs(age() - (time.time() - psutil.Process().create_time())) < 2
+
+
+def test_an_agent_knows_whether_its_processes_have_met(monkeypatch):
+    class Stub:
+        def __init__(self, meeting, *about):
+            self._met = meeting._met
+
+        def running(self):
+            return [6, 7]
+
+        def run(self):
+            found = [self._met()]
+            for name in ("8.met", "7.spare", "7.met"):
+                (Path(os.environ[TOLD]) / name).touch()
+                found.append(self._met())
+            raise Found(found)
+
+    monkeypatch.setattr("marius_oac.nodes.launch.elastic.Agent", Stub)
+    with pytest.raises(Found) as found:
+        agent.run(LocalProcesses(["x"], ["b"], "secret"))
+    assert found.value.args == ([False, False, False, True],)
+
+
+@pytest.mark.parametrize("code", [0, 2, 130, "lost"])
+def test_who_has_not_met_all_waits_for_none_of_them_when_an_agent_is_gone(meetings, code):
+    together(meetings)
+    meetings[0]._met = lambda: False
+    assert not meetings[0].num_nodes_waiting()
+    if code == "lost":
+        note_lost(meetings[0]._store, 1)
+    else:
+        meetings[1].leave(code)
+    assert meetings[0].num_nodes_waiting() == 1 and meetings[2].num_nodes_waiting() == int(code == 2)
 
 
 @pytest.mark.parametrize(("code", "ends_with"), [(2, 2), (1, 1), (130, 130), (0, 1)])
@@ -141,6 +201,7 @@ def test_the_first_nodes_agent_may_be_gone(meetings):
         def compare_set(self, *args):
             raise dist.DistNetworkError("Broken pipe")
 
-    meeting = Meeting(Gone(), NODES, 1, 60.0)
-    assert meeting.num_nodes_waiting() == 0
-    meeting.leave(0)
+    for met in (True, False):
+        meeting = Meeting(Gone(), NODES, 1, 60.0, met=lambda met=met: met)
+        assert meeting.num_nodes_waiting() == int(not met)
+        meeting.leave(0)

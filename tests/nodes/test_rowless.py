@@ -118,7 +118,8 @@ def test_who_stays_in_the_group():
 
 
 def test_an_agent_loses_a_process_in_peace_only_if_it_may_and_a_signal_ended_it(tmp_path, capsys):
-    (tmp_path / "7").touch()
+    (tmp_path / "7.spare").touch()
+    (tmp_path / "8.met").touch()
     peers = LocalProcesses([], ["c"], "secret", nodes=["a", "c"], index=1)
     ends = [(7, -signal.SIGKILL), (7, -signal.SIGTERM), (7, 1), (7, 0), (8, -signal.SIGKILL)]
     assert [_spared(peers, tmp_path, *each) for each in ends] == [True, False, False, False, False]

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING
 from marius_oac.config.cluster import SECRET_VARIABLE, START_VARIABLE
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.cluster import STARTED_TWICE, endpoint
-from marius_oac.nodes.launch.frozen import frozen_end
-from marius_oac.nodes.launch.parent import PARENT
+from marius_oac.nodes.launch.frozen import age, frozen_end
+from marius_oac.nodes.launch.parent import MET, PARENT, SPARE, TOLD, has_told
 from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreProxy
 from marius_oac.nodes.transport.contract import TAKEN, Security
 from marius_oac.runtime.console import logger, say
@@ -45,8 +45,6 @@ if TYPE_CHECKING:  # torch is imported when its logging is set up
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch: 30)
-# Environment variable: a folder. A process without which the run can go on makes a file there, named by its pid.
-SPARE = "MARIUS_OAC_SPARE"
 LOST = 75  # exit code of a process that has lost another node: its agent may start it again
 _LINES = 40  # of a failed process's standard error that are shown
 _ASKED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)  # exit codes of processes that were asked to stop
@@ -66,7 +64,8 @@ class LocalProcesses:
         address: this node's, as the others know it.
         restarts: how often all processes are started again after one was lost.
         timeout: seconds after which a silent agent is lost.
-        patience: seconds that agents wait for each other to start; to start again `timeout` more.
+        patience: seconds that agents wait for each other to start, from the start of each, but at least `timeout` from
+            where it could meet the others; to start again `timeout` more.
     """
 
     command: Sequence[str]
@@ -99,18 +98,22 @@ def run(processes: LocalProcesses) -> int:
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False  # `_explain` says it in one line
     ours = {SECRET_VARIABLE: processes.secret, PARENT: str(os.getpid()), START_VARIABLE: ""}
-    began = time.monotonic()
+    # Whoever is slow to start still waits for the others for `timeout`.
+    began = time.monotonic() - min(age(), max(0.0, processes.patience - processes.timeout))
     guard = [os.getppid()] if PARENT in os.environ else []
     with (
         tempfile.TemporaryDirectory(prefix="marius-oac-") as logs,
-        tempfile.TemporaryDirectory(prefix="marius-oac-") as spare,
-        variables(ours | {SPARE: spare}),
+        tempfile.TemporaryDirectory(prefix="marius-oac-") as told,
+        variables(ours | {TOLD: told}),
         _signals_restored(),
         store_of(processes, began) as store,
     ):
-        meeting = Meeting(store, processes.nodes, processes.index, processes.patience, began, grace=processes.timeout)
+        meeting = Meeting(
+            store, processes.nodes, processes.index, processes.patience, began, processes.timeout,
+            met=lambda: any(has_told(Path(told), pid, MET) for pid in agent.running()),
+        )  # fmt: skip
         about = (processes.command, len(processes.names), processes.address, processes.restarts, SAVING, logs)
-        agent = Agent(meeting, *about, exit_code_of, lambda pid, code: _spared(processes, Path(spare), pid, code))
+        agent = Agent(meeting, *about, exit_code_of, lambda pid, code: _spared(processes, Path(told), pid, code))
         try:
             with frozen_end(lambda: [*guard, *agent.running()], processes.timeout):
                 failures = agent.run().failures
@@ -137,9 +140,9 @@ def exit_code_of(codes: Sequence[int]) -> int | None:
     return next(128 - code if code < 0 else code for code in codes)
 
 
-def _spared(processes: LocalProcesses, spare: Path, pid: int, code: int) -> bool:
+def _spared(processes: LocalProcesses, told: Path, pid: int, code: int) -> bool:
     """Whether the run goes on without a process that has ended with this code; if so, logs it."""
-    if code >= 0 or code in _ASKED or not (spare / str(pid)).exists():
+    if code >= 0 or code in _ASKED or not has_told(told, pid, SPARE):
         return False
     name = signal.Signals(-code).name
     logger.warning(

@@ -49,6 +49,7 @@ class Meeting(RendezvousHandler):
         patience: seconds that the first rendezvous may take. A later one may take `grace` more.
         began: when the first one began (`time.monotonic`); None: when it is called.
         grace: seconds that this agent's processes have to end by themselves when others begin another rendezvous.
+        met: returns whether this agent's processes, which run, have met all others of their start.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class Meeting(RendezvousHandler):
         patience: float,
         began: float | None = None,
         grace: float = 0.0,
+        met: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store, self._nodes, self._index = store, nodes, index
-        self._patience, self._began, self._grace = patience, began, grace
+        self._patience, self._began, self._grace, self._met = patience, began, grace, met
         self._seen: tuple[int, float] | None = None
         self.round = -1
         """The number of the last rendezvous, from 0."""
@@ -126,18 +128,22 @@ class Meeting(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Returns 1 if the next rendezvous has begun, so that this agent stops its processes and joins it; else 0.
 
+        Also 1 if another agent is gone while processes still wait to meet all others: they wait in vain.
+
         It waits for `grace` first. Processes that have lost another node end by themselves, and their exit codes may
         say why the others have lost them, which may be no reason to start again.
         """
-        with suppress(DistError):  # the first node's agent may end before this one
-            if not self._store.check([f"{self.round + 1}"]):
-                return 0
-            if self._store.check([_ENDED]):
-                return 1
-            if self._seen is None or self._seen[0] != self.round:
-                self._seen = self.round, time.monotonic()
-            return int(time.monotonic() >= self._seen[1] + self._grace)
-        return 0
+        try:
+            begun, ended = (self._store.check([key]) for key in (f"{self.round + 1}", _ENDED))
+        except DistError:  # the first node's agent has ended
+            begun, ended = False, True
+        if ended:
+            return int(begun or not self._met())
+        if not begun:
+            return 0
+        if self._seen is None or self._seen[0] != self.round:
+            self._seen = self.round, time.monotonic()
+        return int(time.monotonic() >= self._seen[1] + self._grace)
 
     def get_backend(self) -> str:
         """Returns the name that torch shows."""

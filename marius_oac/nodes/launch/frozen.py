@@ -80,10 +80,19 @@ def frozen_end(
 def is_stopped(pid: int) -> bool:
     """Whether there is such a process, stopped by a signal."""
     try:
-        about = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        return _about(pid)[0] == "T"
     except OSError:
         return False
-    return about.rpartition(")")[2].split()[0] == "T"
+
+
+def age() -> float:
+    """Returns the seconds since this process was started. Those in which it was stopped count."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(_about(os.getpid())[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _about(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on. The second, a name, may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
 def kill(pid: int) -> None:

@@ -10,12 +10,19 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 from marius_oac.errors import MariusOacError
 from marius_oac.nodes.launch.frozen import frozen_end
 
 PARENT = "MARIUS_OAC_PARENT"
 """Environment variable: pid of the parent, which this process must not outlive."""
+TOLD = "MARIUS_OAC_TOLD"
+"""Environment variable: a folder of the agent's, where its processes make files of what they tell it."""
+MET = "met"
+"""Told by a process that has met all others of its start. Before, it needs every agent."""
+SPARE = "spare"
+"""Told by a process without which the run can go on."""
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
@@ -52,6 +59,17 @@ def end_with_parent() -> None:
     parent = os.environ.get(PARENT)
     if parent is not None and int(parent) != os.getppid():
         raise MariusOacError("the launcher has ended")
+
+
+def tell_agent(what: str) -> None:
+    """Tells the agent that has started this process, if one has, what it is from now on: `MET` or `SPARE`."""
+    if TOLD in os.environ:
+        (Path(os.environ[TOLD]) / f"{os.getpid()}.{what}").touch()
+
+
+def has_told(folder: Path, pid: int, what: str) -> bool:
+    """Whether a process has told its agent so, whose folder that is."""
+    return (folder / f"{pid}.{what}").exists()
 
 
 @contextmanager
