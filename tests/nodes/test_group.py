@@ -3,14 +3,18 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.groups.contract import ring_bytes
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.groups.torch_group import TorchGroup
+from marius_oac.nodes.groups.torch_group import TorchGroup, await_all
+from marius_oac.nodes.launch.agent import listen
+from marius_oac.runtime.signals import handled
 from tests.nodes import conformance
 from tests.nodes.worlds import ProcessWorld, ThreadWorld, together
 
@@ -203,4 +207,32 @@ def test_an_environment_without_torchrun_is_refused(monkeypatch, values, message
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=message):
+        TorchGroup.from_environment(timeout=1.0)
+
+
+def test_members_wait_for_each_other_and_no_longer_than_they_may():
+    store = dist.HashStore()
+    with ThreadPoolExecutor(3) as pool:
+        first = [pool.submit(await_all, store, 3, 60.0) for _ in range(2)]
+        assert wait(first, 0.1).not_done == set(first)
+        await_all(store, 3, 60.0)
+        assert [each.result(60) for each in first] == [None, None]
+    with pytest.raises(RuntimeError, match="not all have come within 0.1 s"):
+        await_all(dist.HashStore(), 2, 0.1)
+
+
+def test_a_signal_ends_the_wait_for_members():
+    with handled([signal.SIGALRM], lambda *_: (_ for _ in ()).throw(InterruptedError)), pytest.raises(InterruptedError):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        await_all(dist.HashStore(), 2, 60.0)
+
+
+def test_a_member_does_not_connect_before_all_have_come(monkeypatch):
+    """The library's own waits can't be ended by a signal."""
+    store = listen("127.0.0.1", 0, 60.0)
+    there = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+    for name, value in {**there, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: pytest.fail("it connects"))
+    with pytest.raises(NodeLost, match="^node rank 1: has not found the others at 127.0.0.1:.*: not all have come"):
         TorchGroup.from_environment(timeout=1.0)

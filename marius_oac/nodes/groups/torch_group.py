@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +28,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import ProcessGroup, Store, distributed_c10d
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError, NodeLost
@@ -39,6 +40,7 @@ from marius_oac.types import present
 
 _EVER = timedelta(days=3650)
 """How long a call waits by itself: practically for ever. The heartbeat ends the calls that wait for a lost member."""
+_ALL, _LONGEST_PAUSE = "all have come", 0.2
 _NEVER_SENT = (1 << 20) + 1  # a tag
 Result = TypeVar("Result")
 
@@ -97,6 +99,7 @@ class TorchGroup(Group):
             store, *_ = next(dist.rendezvous("env://", timeout=silence))
             store.set_timeout(silence)
             store = dist.PrefixStore(os.environ.get(START_VARIABLE, "only"), store)
+            await_all(store, size, timeout)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
             group = cls(rank, names, "", shared.connect(range(size)), shared, range(size))
             host = address_of(interface or os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0])
@@ -219,6 +222,24 @@ class TorchGroup(Group):
                     dist.destroy_process_group(mine)
             if self._root:
                 dist.destroy_process_group()
+
+
+def await_all(store: Store, size: int, timeout: float) -> None:
+    """Waits until each of `size` members has called this, once, with the same store.
+
+    torch's own wait would go on after a signal that asks to stop, for up to `timeout` seconds.
+
+    Raises:
+        RuntimeError: not all have come within `timeout` seconds.
+    """
+    if store.add("come", 1) == size:
+        store.set(_ALL, "")
+    deadline, pause = time.monotonic() + timeout, 0.01
+    while not store.check([_ALL]):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all have come within {timeout:g} s")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 class _Shared:
