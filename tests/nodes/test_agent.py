@@ -8,7 +8,17 @@ import pytest
 
 from marius_oac.errors import DivergedError, InputError, MariusOacError, NodeLost
 from marius_oac.nodes.launch.agent import LOST, LocalProcesses, exit_code_of, node_loss_marked
-from marius_oac.nodes.launch.parent import PARENT, _asking_the_kernel, bound, end_with_parent
+from marius_oac.nodes.launch.parent import (
+    MET,
+    PARENT,
+    SPARE,
+    TOLD,
+    _asking_the_kernel,
+    bound,
+    end_with_parent,
+    has_told,
+    tell_agent,
+)
 from marius_oac.nodes.launch.remote import end_of
 from tests.nodes.outliving import STOPS, ends_with
 
@@ -96,6 +106,15 @@ def test_what_a_guard_has_started_ends_with_it(code, variables):
     command = [*GUARD, sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     assert ends_with(subprocess.Popen(command, env={**os.environ, **variables}, **pipes), b"secret\n")
+
+
+def test_an_agent_is_told_by_each_process_of_itself(monkeypatch, tmp_path):
+    monkeypatch.delenv(TOLD, raising=False)
+    tell_agent(SPARE)  # to nobody
+    monkeypatch.setenv(TOLD, str(tmp_path))
+    tell_agent(MET)
+    pids = os.getpid(), os.getppid()
+    assert [has_told(tmp_path, pid, what) for pid in pids for what in (MET, SPARE)] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("answers", ["exit 1", None])

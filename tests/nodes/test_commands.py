@@ -1,13 +1,16 @@
 """The commands that start nodes, as `--dry-run` prints them, and what is refused before any runs."""
 
+import os
 import shlex
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from marius_oac.config.cluster import START_VARIABLE, ClusterConfig
 from marius_oac.errors import InputError
-from marius_oac.nodes.launch.launch import Request
+from marius_oac.nodes.launch.launch import Request, local_cluster
+from marius_oac.nodes.launch.parent import MET, TOLD, has_told
 from marius_oac.nodes.launch.remote import commands
 from marius_oac.training import cluster as node_training
 from tests.graphs import tiny_config
@@ -144,6 +147,15 @@ def test_agents_wait_for_each_other_as_long_as_a_run_may_take_to_end(command, co
     monkeypatch.setenv("MARIUS_OAC_SECRET", "s" * 64)
     assert command("train", config, "--nodes", "nodes.yaml", "--node", "a")[0] == 0
     assert [(each.timeout, each.patience) for each in seen] == [(30, 60)]
+
+
+def test_an_agent_is_told_when_all_processes_have_met(tmp_path, monkeypatch):
+    torchrun(monkeypatch)
+    monkeypatch.setenv(TOLD, str(tmp_path))
+    meets = lambda *_: has_told(tmp_path, os.getpid(), MET)  # noqa: E731
+    monkeypatch.setattr(node_training.TorchGroup, "from_environment", meets)
+    place = SimpleNamespace(rank=1, environment=dict, cluster=local_cluster(2), interface=None)
+    assert node_training.open_group(place) is False and meets()
 
 
 def test_only_the_first_process_says_the_result(command, config, monkeypatch):
