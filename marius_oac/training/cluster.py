@@ -94,7 +94,7 @@ def _trained(config: TaskConfig, place: Place, path: Path, trace: bool, scaling:
         config, notes = products.agreed(config, config_of(config, place), group)
         own = config_of(config, place)
         check_gpus(own, group)
-        task = agreed_task(config, place, group, lambda: _new_task(own, path, place, notes))
+        task = agreed_task(config, place, group, lambda: _new_task(own, path, place, notes), path)
         if isinstance(task, Rowless):
             task.train()
             return None
@@ -126,7 +126,7 @@ def _train(
 @contextmanager
 def _created(path: Path, place: Place, group: Group, task: ShardedTask) -> Iterator[RunFolder]:
     """Makes the folder of a new run, or this process's part of it."""
-    part = path / NODES / task.layout / name_of(place)
+    part = _part(path, task, place)
     if place.rank:
         group.barrier()  # the first process makes the folder that contains the others'
     where = part if place.rank else path
@@ -188,14 +188,14 @@ def _resumed(
     def make() -> Task:
         return entry_of(config).resume(code_to_resume(config, path, trust), log, data)
 
-    task = agreed_task(shared, place, group, make, path, checkpoint)
+    task = agreed_task(shared, place, group, make, path, True, checkpoint)
     if isinstance(task, Rowless):
         task.train()
         return None
     if log and data:
         task.check_new_data(len(log.files))
     config = task.config
-    part = path / NODES / task.layout / name_of(place)
+    part = _part(path, task, place)
     before = _before(path, part, task, checkpoint)
     with _opened(path, part, place, task.group, config, task) as folder:
         folder.check_resumable(config, task.fingerprint)
@@ -303,6 +303,11 @@ def open_group(place: Place) -> Group:
     return group
 
 
+def _part(run: Path, task: ShardedTask, place: Place) -> Path:
+    """The folder with this process's rows."""
+    return run / NODES / task.layout / name_of(place)
+
+
 def _new_task(config: TaskConfig, path: Path, place: Place, notes: Sequence[str]) -> Task:
     if not place.rank:
         RunFolder.check_new(path)
@@ -319,13 +324,14 @@ def agreed_task(
     place: Place,
     group: Group,
     make: Callable[[], Task],
-    run: Path | None = None,
+    run: Path,
+    resumes: bool = False,
     checkpoint: str | None = None,
 ) -> ShardedTask | Rowless:
     """Returns the task with its placement, once all processes have agreed that they can train the same.
 
     Args:
-        run: the folder of a run that continues; `checkpoint`: the one to continue from, if one is named.
+        run: the run's folder; `resumes`: whether it continues; `checkpoint`: the one to continue from, if one is named.
     """
     problem, found = None, None
     try:
@@ -348,8 +354,8 @@ def agreed_task(
             one.config = alone(one.config, place)
             return Rowless(one, place, group, len(ranks) + others.index(group.rank))
         task = node_task(task.task, place, part, ranks, group)
-    task = task.placed(agreed_packing(task, config, place.cluster, run, checkpoint))
-    task.peers.agreed(lambda: local.check_task(task, Path()))
+    task = task.placed(agreed_packing(task, config, place.cluster, run if resumes else None, checkpoint))
+    task.peers.agreed(lambda: local.check_task(task, _part(run, task, place)))
     return task
 
 
@@ -376,7 +382,6 @@ def node_task(
     rowless = [called[rank] for rank in range(len(every)) if rank not in within]
     carriers = sum(bool(weight) for weight in weights)
     dense = config.nodes.dense
-
     crowd = Crowd([trains[rank] for rank in within], sum(trains) - sum(trains[rank] for rank in within))
 
     def make_dense(servers: SyncServers) -> DenseAgreement:

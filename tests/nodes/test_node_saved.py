@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -10,6 +11,8 @@ import pytest
 
 from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.launch.cluster import Place
+from marius_oac.nodes.launch.launch import local_cluster
 from marius_oac.nodes.shards.placement import Placement
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import START, Checkpoints, write_saved
@@ -21,7 +24,9 @@ from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.place import name_of
 from marius_oac.runs.task import Schedule
 from marius_oac.training import cluster as node_training
+from marius_oac.training import local
 from marius_oac.training.cluster import _before
+from tests.graphs import tiny_config
 from tests.nodes.worlds import together
 
 NOW = "2-now"  # the layout of the processes a and b
@@ -290,3 +295,22 @@ def test_who_is_started_again_is_not_taken_back_once_more(tmp_path, monkeypatch)
     assert node_training.resume_on_nodes(tmp_path, Place) == "went on"
     Place.attempt = 0
     assert node_training.resume_on_nodes(tmp_path, Place, checkpoint="0000000010") == "went on"
+
+
+def test_disk_space_is_that_of_the_processs_own_folder(tmp_path, graph, monkeypatch):
+    """Not of the current one, which may hold millions of files that have nothing to do with the run."""
+    (group,) = ThreadGroup.members(1)
+    cluster = local_cluster(1)
+    monkeypatch.setenv("MARIUS_OAC_SECRET", "0" * 64)
+    monkeypatch.setattr(node_training, "open_group", lambda place: nullcontext(group))
+    seen = []
+
+    def plan(task, path):
+        seen.append(path)
+        raise InputError("enough")
+
+    monkeypatch.setattr(local, "plan_memory", plan)
+    with pytest.raises(InputError, match="enough"):
+        node_training.train_on_nodes(tiny_config(graph), Place(cluster, cluster.nodes[0], 0, 0, None), tmp_path / "run")
+    (folder,) = seen
+    assert folder.parts[:-2] == (tmp_path / "run" / "nodes").parts and folder.name == "node0"
