@@ -28,6 +28,8 @@ from marius_oac.config.sections import (
 )
 from marius_oac.errors import ConfigError, shown
 
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times as fast, and writes the same
+
 
 def _off(value: Any) -> Any:
     """YAML takes a bare `off` for false."""
@@ -125,7 +127,7 @@ class BaseConfig(Section):
 
     def dump(self) -> str:
         """The resolved configuration as YAML: what `load` reads back to an equal Config."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
     def with_products(self, library: str) -> Self:
         """A copy with this `compute.products`."""
