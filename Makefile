@@ -100,8 +100,15 @@ docs: .venv/tested  ## the site of the docs, in site, with its notebooks execute
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv-triton triton==3.6.0
 	touch $@
 
-test-all: .venv/tested .venv-triton/installed test-dgl test-loops test-ray docs  ## the tests with the slow ones, and those that need dgl or other packages
+# The slow tests often wait, for processes that they start and for the disk: the others fill the processors meanwhile.
+test-all: .venv/tested .venv-triton/installed  ## the tests with the slow ones, and those that need dgl or other packages
+	@$(MAKE) --no-print-directory --jobs 2 test-slow test-others
+
+test-slow: .venv/tested
 	$(PYTEST) -m 'slow or not slow'
+
+test-others: .venv/tested
+	@for each in test-dgl test-loops test-ray docs; do $(MAKE) --no-print-directory $$each || exit; done
 
 chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
 	$(BIN)/python -m tests.chaos --budget $(BUDGET) --seed $(SEED)
@@ -128,4 +135,4 @@ clean:  ## remove .venv and caches; runs stay
 	rm -rf .venv .venv-dgl .venv-docs .venv-loops .venv-ray .venv-triton build site *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-dgl test-loops test-ray docs test-all chaos fuzz mutants gpu-wheels wheel lint clean
+.PHONY: help setup train test test-dgl test-loops test-ray docs test-all test-slow test-others chaos fuzz mutants gpu-wheels wheel lint clean

@@ -174,9 +174,11 @@ def _write_clicks(path: Path, draw: np.random.Generator, rows: int = 2000) -> No
     csv.write_csv(pa.table(flat), path.with_suffix(".csv"))
 
 
-def train_all(tree: Path, folder: Path, cases: Sequence[Case] = CASES) -> dict[str, dict[str, str]]:
+def train_all(
+    tree: Path, folder: Path, cases: Sequence[Case] = CASES, kernels: Path | None = None
+) -> dict[str, dict[str, str]]:
     """Trains with the package of a checkout in a new folder; the digests of each case, by what they are of, or FAILED.
-    What a command that fails has said goes to standard error."""
+    What a command that fails has said goes to standard error. Kernels are kept in the folder `kernels`."""
     folder.mkdir()
     write_sources(folder)
     commands = [["prepare", "edges.tsv", "--out", "graph"],
@@ -187,7 +189,7 @@ def train_all(tree: Path, folder: Path, cases: Sequence[Case] = CASES) -> dict[s
         if case.resumed:
             sets = [word for change in case.resumed for word in ("--set", change)]
             commands.append(["resume", f"run-{number}", *sets])
-    environment = os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(folder / "kernels")}
+    environment = os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(kernels or folder / "kernels")}
     call = [sys.executable, "-P", "-c", _CALLER, str(tree), *map(json.dumps, commands)]
     done = subprocess.run(
         call, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

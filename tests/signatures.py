@@ -12,6 +12,7 @@ import heapq
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -84,17 +85,20 @@ def kept(cache: Path) -> set[str]:
     return found
 
 
-def compiled(names: Sequence[str], folder: Path) -> set[str]:
-    """Trains configurations with an empty cache in a new folder; what they have compiled."""
-    known = cases()
+def compiled(names: Sequence[str], folder: Path, begun: Iterable[Path] = ()) -> set[str]:
+    """Trains configurations in a new folder with an empty cache, or one that begins with what was compiled in the
+    folders `begun`; what is in it afterwards."""
+    known, cache = cases(), folder.with_name(f"{folder.name}-kernels")
+    for earlier in begun:
+        shutil.copytree(earlier.with_name(f"{earlier.name}-kernels"), cache, dirs_exist_ok=True)
     given = os.environ.pop("NUMBA_CACHE_DIR", None)
     try:
-        results = train_all(HERE, folder, [known[name] for name in names])
+        results = train_all(HERE, folder, [known[name] for name in names], cache)
     finally:
         if given is not None:
             os.environ["NUMBA_CACHE_DIR"] = given
     assert "failed" not in str(results), results
-    return kept(folder / "kernels")
+    return kept(cache)
 
 
 def in_order(calls: Sequence[str]) -> list[str]:

@@ -13,8 +13,9 @@ only_with_the_jit = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="already
 
 def pass_without_the_jit(*what: object) -> None:
     """Runs pytest with these arguments, such as files, in a process that doesn't compile."""
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=few"]
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, what)],
+        [sys.executable, "-W", "error", "-m", "pytest", *options, *map(str, what)],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
         capture_output=True,

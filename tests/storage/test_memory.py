@@ -145,6 +145,7 @@ def test_rows_in_a_file_have_their_place_on_the_disk_until_they_are_closed(tmp_p
     assert not list((tmp_path / "scratch").iterdir())
 
 
+@pytest.mark.skipif(not JIT, reason="too many rows without the JIT")
 def test_rows_to_come_take_their_place_when_they_come(tmp_path):
     layout, capacity = RowLayout(4, 2), 1 << 20
     file, keys = tmp_path / "rows.rows", np.arange(200_000)
