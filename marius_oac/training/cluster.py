@@ -87,8 +87,8 @@ def _again(
 
 def _trained(config: TaskConfig, place: Place, path: Path, trace: bool, scaling: Scaling) -> local.Run | None:
     with open_group(place) as group:
-        # torchrun has started the nodes again because one was lost: they continue.
-        if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
+        # torchrun has started the nodes again because one was lost: they continue where the first one finds a run.
+        if any(group.gather(place.attempt > 0)) and group.gather(not place.rank and (path / "run.json").exists())[0]:
             mine = code_to_train(config)  # another run may lie here, for which training was refused before
             return _resumed(path, place, group, (), (), None, None, trace, mine, scaling)
         config, notes = products.agreed(config, config_of(config, place), group)
@@ -101,11 +101,6 @@ def _trained(config: TaskConfig, place: Place, path: Path, trace: bool, scaling:
         with _created(path, place, task.group, task) as folder:
             _train(task, folder, trace, scaling, path)
     return local.open_run(folder.path)
-
-
-def _exists(path: Path, place: Place, group: Group) -> bool:
-    """Whether the first process finds a run at `path`. Collective."""
-    return group.gather(not place.rank and (path / "run.json").exists())[0]
 
 
 def _train(
