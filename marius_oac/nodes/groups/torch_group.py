@@ -40,7 +40,8 @@ from marius_oac.types import present
 
 _EVER = timedelta(days=3650)
 """How long a call waits by itself: practically for ever. The heartbeat ends the calls that wait for a lost member."""
-_ALL, _LONGEST_PAUSE = "all have come", 0.2
+_ALL = "all have come"
+_LOOK = timedelta(seconds=0.2)  # between two looks: signals are handled meanwhile
 _NEVER_SENT = (1 << 20) + 1  # a tag
 Result = TypeVar("Result")
 
@@ -234,12 +235,12 @@ def await_all(store: Store, size: int, timeout: float) -> None:
     """
     if store.add("come", 1) == size:
         store.set(_ALL, "")
-    deadline, pause = time.monotonic() + timeout, 0.01
+    deadline = time.monotonic() + timeout
     while not store.check([_ALL]):
         if time.monotonic() > deadline:
             raise RuntimeError(f"not all have come within {timeout:g} s")
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        with suppress(dist.DistStoreError):
+            store.wait([_ALL], _LOOK)
 
 
 class _Shared:
