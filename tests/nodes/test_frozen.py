@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from marius_oac.nodes.launch import guard
+from marius_oac.nodes.launch import guard, parent
 from marius_oac.nodes.launch.elastic import Agent, Meeting
 from marius_oac.nodes.launch.frozen import Watched, frozen_end, is_stopped
 from marius_oac.nodes.launch.parent import stopped_with_parent
@@ -98,6 +98,36 @@ def test_a_trainer_stops_when_its_parent_is_frozen(waiting, monkeypatch):
     with pytest.raises(KeyboardInterrupt), stopped_with_parent(0.05):
         signal.sigtimedwait([], 60)
     assert waiting.poll() is None, "it is the user's to end"
+
+
+def test_a_trainer_kills_frozen_ones_that_torchrun_has_started_beside_it(waiting, monkeypatch):
+    monkeypatch.delenv(parent.PARENT, raising=False)
+    monkeypatch.setattr(parent.os, "getppid", os.getpid)
+    trainer = {"env": {**os.environ, "LOCAL_RANK": "1"}, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-S", "-c", WAITS], **trainer) as other:
+        other.stdout.readline()
+        stop(waiting)
+        stop(other)
+        with stopped_with_parent(0.05):
+            assert other.wait(60) == -signal.SIGKILL
+    assert waiting.poll() is None, "it is no trainer"
+
+
+def test_of_an_agent_of_ours_that_is_left_to_the_agent(monkeypatch):
+    looks = []
+    monkeypatch.setattr(parent, "_siblings", lambda: looks.append(1) or [])
+    for pid in ("1", None):
+        assert not looks
+        monkeypatch.setenv(parent.PARENT, pid) if pid else monkeypatch.delenv(parent.PARENT)
+        with stopped_with_parent(60.0):
+            pass
+    assert looks
+
+
+def test_no_trainer_is_its_own_sibling(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    code = "from marius_oac.nodes.launch.parent import _siblings; print(_siblings())"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout == "[]\n"
 
 
 def test_those_that_have_ended_are_not_looked_at(tmp_path):

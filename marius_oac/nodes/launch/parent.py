@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
@@ -75,7 +75,25 @@ def has_told(folder: Path, pid: int, what: str) -> bool:
 @contextmanager
 def stopped_with_parent(timeout: float) -> Iterator[None]:
     """Within the block this process is asked to stop when its parent, an agent or torchrun, has been stopped for
-    `timeout` seconds; after as long again, to stop at once."""
+    `timeout` seconds; after as long again, to stop at once.
+
+    Of trainers that the user's own torchrun has started, it also kills those that are stopped for so long, as an agent
+    of ours does. torchrun itself would first wait for 30 s when another one has failed for that.
+    """
     parent, this = os.getppid(), os.getpid()
-    with frozen_end(lambda: [parent], timeout, lambda pid: os.kill(this, signal.SIGINT)):
+    siblings = nullcontext() if PARENT in os.environ else frozen_end(_siblings, timeout)
+    with frozen_end(lambda: [parent], timeout, lambda pid: os.kill(this, signal.SIGINT)), siblings:
         yield
+
+
+def _siblings() -> list[int]:
+    """Returns the other trainers that the parent, torchrun, has started."""
+    import psutil  # not before a process has asked to end with its parent
+
+    found = []
+    with suppress(psutil.Error):
+        for each in psutil.Process(os.getppid()).children():
+            with suppress(psutil.Error):
+                if each.pid != os.getpid() and "LOCAL_RANK" in each.environ():
+                    found.append(each.pid)
+    return found
