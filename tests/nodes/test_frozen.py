@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from marius_oac.errors import NodeLost
 from marius_oac.nodes.launch import guard, parent
 from marius_oac.nodes.launch.elastic import Agent, Meeting
 from marius_oac.nodes.launch.frozen import Watched, frozen_end, is_stopped
@@ -100,28 +101,33 @@ def test_a_trainer_stops_when_its_parent_is_frozen(waiting, monkeypatch):
     assert waiting.poll() is None, "it is the user's to end"
 
 
-def test_a_trainer_kills_frozen_ones_that_torchrun_has_started_beside_it(waiting, monkeypatch):
+def test_who_has_lost_a_node_kills_frozen_trainers_that_torchrun_has_started_beside_it(waiting, monkeypatch):
     monkeypatch.delenv(parent.PARENT, raising=False)
     monkeypatch.setattr(parent.os, "getppid", os.getpid)
     trainer = {"env": {**os.environ, "LOCAL_RANK": "1"}, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-S", "-c", WAITS], **trainer) as other:
-        other.stdout.readline()
+    program = [sys.executable, "-S", "-c", WAITS]
+    with subprocess.Popen(program, **trainer) as frozen, subprocess.Popen(program, **trainer) as other:
+        frozen.stdout.readline(), other.stdout.readline()
         stop(waiting)
-        stop(other)
-        with stopped_with_parent(0.05):
-            assert other.wait(60) == -signal.SIGKILL
+        stop(frozen)
+        with pytest.raises(NodeLost), stopped_with_parent(60.0):
+            raise NodeLost("b", "has not been heard of")
+        assert frozen.wait(60) == -signal.SIGKILL
+        other.terminate()
+        assert other.wait(60) == -signal.SIGTERM, "it was not frozen"
     assert waiting.poll() is None, "it is no trainer"
 
 
 def test_of_an_agent_of_ours_that_is_left_to_the_agent(monkeypatch):
     looks = []
     monkeypatch.setattr(parent, "_siblings", lambda: looks.append(1) or [])
-    for pid in ("1", None):
-        assert not looks
-        monkeypatch.setenv(parent.PARENT, pid) if pid else monkeypatch.delenv(parent.PARENT)
-        with stopped_with_parent(60.0):
-            pass
-    assert looks
+    monkeypatch.setenv(parent.PARENT, "1")
+    with pytest.raises(NodeLost), stopped_with_parent(60.0):
+        raise NodeLost("b", "has not been heard of")
+    monkeypatch.delenv(parent.PARENT)
+    with pytest.raises(KeyboardInterrupt), stopped_with_parent(60.0):
+        raise KeyboardInterrupt
+    assert not looks
 
 
 def test_no_trainer_is_its_own_sibling(monkeypatch):

@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from marius_oac.errors import MariusOacError
-from marius_oac.nodes.launch.frozen import frozen_end
+from marius_oac.errors import MariusOacError, NodeLost
+from marius_oac.nodes.launch.frozen import frozen_end, is_stopped, kill
 
 PARENT = "MARIUS_OAC_PARENT"
 """Environment variable: pid of the parent, which this process must not outlive."""
@@ -77,13 +77,18 @@ def stopped_with_parent(timeout: float) -> Iterator[None]:
     """Within the block this process is asked to stop when its parent, an agent or torchrun, has been stopped for
     `timeout` seconds; after as long again, to stop at once.
 
-    Of trainers that the user's own torchrun has started, it also kills those that are stopped for so long, as an agent
-    of ours does. torchrun itself would first wait for 30 s when another one has failed for that.
+    If the block ends with NodeLost under the user's own torchrun, trainers beside this one that are stopped are killed.
+    torchrun would do so itself, 30 s later. An agent of ours has done so.
     """
     parent, this = os.getppid(), os.getpid()
-    siblings = nullcontext() if PARENT in os.environ else frozen_end(_siblings, timeout)
-    with frozen_end(lambda: [parent], timeout, lambda pid: os.kill(this, signal.SIGINT)), siblings:
-        yield
+    try:
+        with frozen_end(lambda: [parent], timeout, lambda pid: os.kill(this, signal.SIGINT)):
+            yield
+    except NodeLost:
+        for pid in [] if PARENT in os.environ else _siblings():
+            if is_stopped(pid):
+                kill(pid)
+        raise
 
 
 def _siblings() -> list[int]:
