@@ -101,26 +101,41 @@ def test_a_trainer_stops_when_its_parent_is_frozen(waiting, monkeypatch):
     assert waiting.poll() is None, "it is the user's to end"
 
 
-def test_who_has_lost_a_node_kills_frozen_trainers_that_torchrun_has_started_beside_it(waiting, monkeypatch):
+@pytest.fixture
+def trainer():
+    """`trainer(NAME=value)`: starts a process as torchrun does, with these variables, too."""
+    started = []
+
+    def start(**variables):
+        about = {"env": {**os.environ, "LOCAL_RANK": "1", **variables}, "stdout": subprocess.PIPE}
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", WAITS], **about))
+        started[-1].stdout.readline()
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.communicate()
+
+
+def test_who_has_lost_a_node_kills_frozen_trainers_that_torchrun_has_started_beside_it(waiting, trainer, monkeypatch):
     monkeypatch.delenv(parent.PARENT, raising=False)
     monkeypatch.setattr(parent.os, "getppid", os.getpid)
-    trainer = {"env": {**os.environ, "LOCAL_RANK": "1"}, "stdout": subprocess.PIPE}
-    program = [sys.executable, "-S", "-c", WAITS]
-    with subprocess.Popen(program, **trainer) as frozen, subprocess.Popen(program, **trainer) as other:
-        frozen.stdout.readline(), other.stdout.readline()
-        stop(waiting)
-        stop(frozen)
-        with pytest.raises(NodeLost), stopped_with_parent(60.0):
-            raise NodeLost("b", "has not been heard of")
-        assert frozen.wait(60) == -signal.SIGKILL
-        other.terminate()
-        assert other.wait(60) == -signal.SIGTERM, "it was not frozen"
+    frozen, other, stranger = trainer(), trainer(), trainer(MASTER_PORT="1")
+    for each in (waiting, frozen, stranger):
+        stop(each)
+    with pytest.raises(NodeLost), stopped_with_parent(60.0):
+        raise NodeLost("b", "has not been heard of")
+    assert frozen.wait(60) == -signal.SIGKILL
+    other.terminate()
+    assert other.wait(60) == -signal.SIGTERM, "it was not frozen"
+    assert stranger.poll() is None, "it is of another run"
     assert waiting.poll() is None, "it is no trainer"
 
 
 def test_of_an_agent_of_ours_that_is_left_to_the_agent(monkeypatch):
     looks = []
-    monkeypatch.setattr(parent, "_siblings", lambda: looks.append(1) or [])
+    monkeypatch.setattr(parent, "_siblings", lambda pid: looks.append(1) or [])
     monkeypatch.setenv(parent.PARENT, "1")
     with pytest.raises(NodeLost), stopped_with_parent(60.0):
         raise NodeLost("b", "has not been heard of")
@@ -132,8 +147,17 @@ def test_of_an_agent_of_ours_that_is_left_to_the_agent(monkeypatch):
 
 def test_no_trainer_is_its_own_sibling(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
-    code = "from marius_oac.nodes.launch.parent import _siblings; print(_siblings())"
+    code = "import os; from marius_oac.nodes.launch.parent import _siblings; print(_siblings(os.getppid()))"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout == "[]\n"
+
+
+def test_a_trainer_whose_torchrun_has_ended_has_no_siblings(trainer, monkeypatch):
+    """Whoever is its parent then, such as init, has children of any other program."""
+    child, torchrun = trainer(), os.getpid()
+    monkeypatch.setattr(parent.os, "getppid", lambda: torchrun)
+    assert parent._siblings(torchrun) == [child.pid]
+    monkeypatch.setattr(parent.os, "getppid", lambda: 1)
+    assert parent._siblings(torchrun) == []
 
 
 def test_those_that_have_ended_are_not_looked_at(tmp_path):

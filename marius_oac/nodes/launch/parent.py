@@ -23,6 +23,7 @@ MET = "met"
 """Told by a process that has met all others of its start. Before, it needs every agent."""
 SPARE = "spare"
 """Told by a process without which the run can go on."""
+_OF_A_RUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")  # variables that torchrun sets
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
@@ -85,20 +86,24 @@ def stopped_with_parent(timeout: float) -> Iterator[None]:
         with frozen_end(lambda: [parent], timeout, lambda pid: os.kill(this, signal.SIGINT)):
             yield
     except NodeLost:
-        for pid in [] if PARENT in os.environ else _siblings():
+        for pid in [] if PARENT in os.environ else _siblings(parent):
             if is_stopped(pid):
                 kill(pid)
         raise
 
 
-def _siblings() -> list[int]:
-    """Returns the other trainers that the parent, torchrun, has started."""
+def _siblings(parent: int) -> list[int]:
+    """Returns the other trainers of this run that the parent, torchrun, has started; none if torchrun has ended: a
+    process that takes its place has children of any other program."""
     import psutil  # not before a process has asked to end with its parent
 
     found = []
     with suppress(psutil.Error):
-        for each in psutil.Process(os.getppid()).children():
+        own = psutil.Process().environ()
+        for each in psutil.Process(parent).children() if os.getppid() == parent else []:
             with suppress(psutil.Error):
-                if each.pid != os.getpid() and "LOCAL_RANK" in each.environ():
+                theirs = each.environ()
+                same = all(theirs.get(name) == own.get(name) for name in _OF_A_RUN)
+                if each.pid != os.getpid() and "LOCAL_RANK" in theirs and same:
                     found.append(each.pid)
     return found
