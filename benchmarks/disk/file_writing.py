@@ -7,12 +7,13 @@ turn. Processor seconds are those of the process, kernel included; writing that 
 not in them.
 
 checkpoint  A table's values, optimizer state and timestamps, checked for NaN, hashed, written, flushed to the disk.
-    plain       block after block, file after file: read, check, hash, write; flush at the end
-    ours        `write_npy_files`: asyncio and aiofiles; the next block is read while files are hashed and written
-    threads     the same lanes without asyncio: a thread for each file that hashes and writes it, queues of one block
+    late        block after block, file after file: read, check, hash, write; the kernel decides when the disk begins
+    ours        the same, and the disk begins as soon as there are some MiB (`NpyWriter`)
+    aiofiles    `write_npy_files`: the next block is read while files are written; not hashed
+    threads     late, with a thread for each file that hashes and writes it, and queues of one block
     copy        the limit: dd copies as many bytes from memory (the page cache) and flushes them
 export      The values alone, from a mapped file.
-    npy plain, hashed, ours     as above, but not hashed; "hashed": plain and hashed
+    npy plain, npy ours         block after block, and `write_npy_files`
     parquet pyarrow             pyarrow writes its file itself
     parquet aiofiles            pyarrow encodes into memory while aiofiles writes the row group before
 log         A TSV like Criteo's, to Arrow batches; "cold": the page cache is told to forget the file first.
@@ -23,17 +24,18 @@ log         A TSV like Criteo's, to Arrow batches; "cold": the page cache is tol
 
 import argparse
 import asyncio
-import hashlib
 import io
 import os
 import queue
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +43,13 @@ import aiofiles
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from benchmarks.data.log_reading import texts_by_pyarrow, write_logs
 from benchmarks.machine import machine
 from marius_oac.data.logs.formats import TEXT_BYTES
+from marius_oac.runtime.files import npy
+from marius_oac.runtime.files.npy import NpyWriter
 from marius_oac.runtime.files.streaming import write_files, write_npy_files
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
@@ -52,6 +57,7 @@ from marius_oac.storage.memory import MemoryStore
 
 DIMENSION = 64
 EXPORTED_ROWS = 1 << 16  # at once
+HEADER = 128  # bytes of a .npy file
 Ways = dict[str, Callable[[], object]]
 
 
@@ -73,25 +79,29 @@ class Table:
             yield {"values": values, "state": state, "timestamps": block.timestamps}
 
 
-def plain(table: Table, folder: Path) -> None:
-    files = {name: open(folder / name, "wb") for name in table.about}  # noqa: SIM115 - closed below
-    digests = {name: hashlib.sha256() for name in files}
-    for block in table.blocks():
-        for name, rows in block.items():
-            content = np.ascontiguousarray(rows)
-            digests[name].update(content)
-            files[name].write(content)
-    for file in files.values():
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
+def written(table: Table, folder: Path, together: int) -> None:
+    """As a checkpoint does, `together` bytes at a time."""
+    before, npy._TOGETHER = npy._TOGETHER, together
+    try:
+        with ExitStack() as stack:
+            writers = {
+                name: stack.enter_context(NpyWriter(folder / f"{name}.npy", *about))
+                for name, about in table.about.items()
+            }
+            for block in table.blocks():
+                for name, rows in block.items():
+                    writers[name].write(rows)
+            for writer in writers.values():
+                writer.finish()
+    finally:
+        npy._TOGETHER = before
 
 
 def in_threads(table: Table, folder: Path) -> None:
     blocks: dict[str, queue.Queue] = {name: queue.Queue(1) for name in table.about}
 
     def write(name: str) -> None:
-        digest = hashlib.sha256()
+        digest = xxhash.xxh3_128()
         with open(folder / name, "wb") as file:
             while (content := blocks[name].get()) is not None:
                 digest.update(content)
@@ -119,8 +129,9 @@ def copy(source: Path, folder: Path) -> None:
 
 def checkpoint_ways(table: Table, source: Path, folder: Path) -> Ways:
     return {
-        "plain": lambda: plain(table, folder),
-        "ours": lambda: write_npy_files(folder, table.about, table.blocks()),
+        "late": lambda: written(table, folder, sys.maxsize),
+        "ours": lambda: written(table, folder, npy._TOGETHER),
+        "aiofiles": lambda: write_npy_files(folder, table.about, table.blocks()),
         "threads": lambda: in_threads(table, folder),
         "copy": lambda: copy(source, folder),
     }
@@ -172,12 +183,9 @@ def export_ways(values: np.ndarray, folder: Path) -> Ways:
         for first in range(0, len(values), EXPORTED_ROWS):
             yield {"npy": values[first : first + EXPORTED_ROWS]}
 
-    def plain_npy(hashed: bool) -> None:
-        digest = hashlib.sha256()
+    def plain_npy() -> None:
         with open(folder / "npy", "wb") as file:
             for block in blocks():
-                if hashed:
-                    digest.update(block["npy"])
                 file.write(block["npy"])
             file.flush()
             os.fsync(file.fileno())
@@ -191,12 +199,11 @@ def export_ways(values: np.ndarray, folder: Path) -> Ways:
     def through_aiofiles() -> None:
         encoded = Encoded()
         path = folder / "parquet"
-        write_files([path], ({path: encoded.take()} for _ in write_parquet(values, encoded)), hashed=False)
+        write_files([path], ({path: encoded.take()} for _ in write_parquet(values, encoded)))
 
     return {
-        "npy plain": lambda: plain_npy(False),
-        "npy hashed": lambda: plain_npy(True),
-        "npy ours": lambda: write_npy_files(folder, {"npy": (values.shape, values.dtype)}, blocks(), hashed=False),
+        "npy plain": plain_npy,
+        "npy ours": lambda: write_npy_files(folder, {"npy": (values.shape, values.dtype)}, blocks()),
         "parquet pyarrow": pyarrow,
         "parquet aiofiles": through_aiofiles,
     }
@@ -296,15 +303,15 @@ def main() -> None:
             with MemoryStore("rows", options.rows, layout, initial) as store:
                 table, source = Table(store), folder / "source"
                 out.mkdir()
-                plain(table, out)
+                written(table, out, sys.maxsize)
                 with open(source, "wb") as file:
                     for part in table.about:
-                        file.write((out / part).read_bytes())
+                        file.write((out / f"{part}.npy").read_bytes())
                 size = source.stat().st_size
                 if "checkpoint" in chosen:
                     compare("checkpoint", checkpoint_ways(table, source, out), size, options.turns, out)
                 if "export" in chosen:
-                    values = np.memmap(source, np.float32, "r", shape=(options.rows, DIMENSION))
+                    values = np.memmap(source, np.float32, "r", HEADER, (options.rows, DIMENSION))
                     compare("export", export_ways(values, out), values.nbytes, options.turns, out)
         if "log" in chosen:
             path = write_logs(folder, options.log_rows)["TSV, texts"][0]

@@ -1,11 +1,13 @@
 """Our .npy files have the bytes of NumPy's, however they are written."""
 
 import io
+import os
 
 import numpy as np
 import pytest
 import xxhash
 
+from marius_oac.runtime.files import npy
 from marius_oac.runtime.files.npy import GrowingNpyWriter, NpyWriter, mapped_npy, npy_bytes
 from marius_oac.runtime.files.streaming import write_npy_files
 
@@ -42,6 +44,34 @@ def test_every_writer_writes_the_bytes_of_numpy(array, tmp_path):
     assert (tmp_path / "b.npy").read_bytes() == expected
     write_npy_files(tmp_path, {"c": (array.shape, array.dtype)}, [{"c": array[:1]}, {"c": array[1:]}])
     assert (tmp_path / "c.npy").read_bytes() == expected
+
+
+def test_the_disk_begins_to_write_before_all_is_there(tmp_path, monkeypatch):
+    """Each byte is handed to it once, and only what has been written to the file."""
+    rows, ranges = np.arange(40_000, dtype=np.int64).reshape(-1, 8), []
+
+    def begin_to_write(descriptor, start, count):
+        assert os.fstat(descriptor).st_size >= start + count
+        ranges.append((start, count))
+
+    monkeypatch.setattr(npy, "_TOGETHER", 100_000)
+    monkeypatch.setattr(npy, "begin_to_write", begin_to_write)
+    with NpyWriter(tmp_path / "a.npy", rows.shape, rows.dtype) as writer:
+        for first in range(0, len(rows), 50):
+            writer.write(rows[first : first + 50])
+        size = writer.finish()["bytes"]
+    ends = [start + count for start, count in ranges]
+    assert [start for start, _ in ranges] == [0, *ends[:-1]] and size - 100_000 < ends[-1] <= size
+    assert all(100_000 <= count < 100_000 + rows[:50].nbytes for _, count in ranges)
+
+
+def test_what_the_kernel_begins_to_write_stays_in_the_file(tmp_path):
+    array = np.random.default_rng(0).random((2, 1 << 20))
+    with NpyWriter(tmp_path / "a.npy", (4, 1 << 20), array.dtype) as writer:
+        writer.write(array)
+        writer.write(array)
+        writer.finish()
+    assert np.array_equal(np.load(tmp_path / "a.npy"), np.concatenate((array, array)))
 
 
 def test_what_is_not_in_c_order_is_written_so(tmp_path):
