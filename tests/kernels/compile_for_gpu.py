@@ -3,15 +3,16 @@
     python -m tests.kernels.compile_for_gpu 80 90 100       # capabilities
 
 Steps of all decoders, losses and row optimizers are taken on tensors without numbers; their launches are not made but
-compiled, to PTX and by ptxas to machine code. It prints a line for each kernel: what it was compiled to, its registers
-and spills, the most over all its variants.
+compiled, to PTX and by ptxas to machine code. The first variant of a kernel is compiled for all capabilities, the
+others for one of them in turn. It prints a line for each kernel: what it was compiled to, its registers and spills, the
+most over all these variants.
 """
 
 import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import product
 
@@ -94,14 +95,17 @@ def resources(kernel) -> tuple[int, int]:
 
 
 def main() -> None:
-    seen, told = set(), defaultdict(lambda: [0, 0, 0])
+    capabilities, seen, numbers = [int(word) for word in sys.argv[1:]], set(), Counter[str]()
+    told = defaultdict(lambda: [0, 0, 0])
     for launch in launches():
         source = source_of(launch)
         key = (launch.kernel.__name__, str(source.signature), str(sorted(source.constants.items())), launch.warps)
         if key in seen:
             continue
         seen.add(key)
-        for capability in map(int, sys.argv[1:]):
+        number = numbers[launch.kernel.__name__]
+        numbers[launch.kernel.__name__] += 1
+        for capability in [capabilities[number % len(capabilities)]] if number else capabilities:
             kernel = triton.compile(
                 source, target=GPUTarget("cuda", capability, 32), options={"num_warps": launch.warps}
             )
