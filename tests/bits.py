@@ -178,7 +178,8 @@ def train_all(
     tree: Path, folder: Path, cases: Sequence[Case] = CASES, kernels: Path | None = None
 ) -> dict[str, dict[str, str]]:
     """Trains with the package of a checkout in a new folder; the digests of each case, by what they are of, or FAILED.
-    What a command that fails has said goes to standard error. Kernels are kept in the folder `kernels`."""
+    What a command that fails has said goes to standard error. Kernels are cached in
+    `kernels`, a folder; None: in the new one."""
     folder.mkdir()
     write_sources(folder)
     commands = [["prepare", "edges.tsv", "--out", "graph"],

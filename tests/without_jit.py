@@ -13,7 +13,7 @@ only_with_the_jit = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="already
 
 def pass_without_the_jit(*what: object) -> None:
     """Runs pytest with these arguments, such as files, in a process that doesn't compile."""
-    options = ["-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=few"]
+    options = ["-q", "-x", "-p", "no:cacheprovider"]
     run = subprocess.run(
         [sys.executable, "-W", "error", "-m", "pytest", *options, *map(str, what)],
         cwd=Path(__file__).parents[1],

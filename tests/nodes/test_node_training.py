@@ -289,7 +289,7 @@ def test_a_node_that_is_killed_ends_the_run_which_goes_on_to_the_same_tables(con
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(10))
 def test_kill_at_random_moments(configs, tmp_path, uninterrupted, number):
     chance = random.Random(number)
     path = tmp_path / "run"
