@@ -119,6 +119,19 @@ def test_the_integer_that_stands_for_missing_values_is_refused():
         converted(config(), c=pa.array([1, MISSING]))
     with pytest.raises(InputError, match="row 101: column 'c' holds"):
         converted(config(), c=pa.array([2**63], pa.uint64()))
+    with pytest.raises(InputError, match="row 103: column 'c' holds"):  # after a null
+        converted(config(), c=pa.array([None, 1, MISSING]))
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64()], ids=str)
+def test_integers_of_every_width_have_keys_whatever_their_nulls_hold(kind):
+    numbers = np.array([5, 127, 7], kind.to_pandas_dtype())
+    column = pa.Array.from_buffers(kind, 3, [pa.py_buffer(b"\x05"), pa.py_buffer(numbers.tobytes())])
+    (keys,) = converted(config(), c=column).keys.values()
+    assert keys.tolist() == [5, MISSING, 7] and keys.dtype == np.int64
+    reserved = np.full(3, MISSING).tobytes()
+    nulls = pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x00"), pa.py_buffer(reserved)])
+    assert converted(config(), c=nulls).keys["c"].tolist() == [MISSING] * 3
 
 
 @EXAMPLES

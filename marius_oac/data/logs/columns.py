@@ -199,14 +199,15 @@ def _keys(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[n
 
 
 def _integer_keys(column: pa.Array, name: str, place: Place) -> np.ndarray:
-    valid = np.ones(len(column), bool) if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
-    column = column.fill_null(0) if column.null_count else column
     # Unsigned 64-bit keys, hashes mostly, keep their bits.
-    keys = column.to_numpy(zero_copy_only=False).astype(np.int64)
-    reserved = keys == MISSING
-    if reserved.any():
-        raise place.wrong(int(np.argmax(reserved)), f"column '{name}' holds {MISSING}, which stands for missing values")
-    keys[~valid] = MISSING
+    column = column.view(pa.int64()) if pa.types.is_uint64(column.type) else column.cast(pa.int64())
+    nulls = column.null_count
+    # Of Arrow's memory, without a copy: a new array of each column would cost its page faults.
+    keys: np.ndarray = (column.fill_null(MISSING) if nulls else column).to_numpy()
+    missing = keys == MISSING
+    if np.count_nonzero(missing) != nulls:
+        row = int(np.argmax(missing & column.is_valid().to_numpy(zero_copy_only=False)))
+        raise place.wrong(row, f"column '{name}' holds {MISSING}, which stands for missing values")
     return keys
 
 
