@@ -15,6 +15,7 @@ from marius_oac.data.logs import spans as log_spans
 from marius_oac.data.logs.batches import LogPlanner, LogSchedule, LogSegment
 from marius_oac.data.logs.columns import Bag, LogBlock
 from marius_oac.data.logs.files import scan_files
+from marius_oac.data.logs.lent import LentMemory
 from marius_oac.data.logs.packed import pack, unpack
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.spans import most_rows, spans_of
@@ -281,6 +282,21 @@ def test_spans_of_another_file_are_those_of_that_file(tmp_path):
     assert users == [0, 1000 + reading.spans(1).rows(1)[0], reading.spans(0).rows(2)[0]]
 
 
+def test_portions_are_written_to_the_memory_of_those_that_are_gone_and_of_no_others(tmp_path):
+    path = write(tmp_path / "log.parquet")
+    reading = reading_of([path], 2, [Pieces(path)])
+    with OwnSpans(reading, 0) as own:
+        own.portions(0, 0)  # gone at once
+        found = [own.portions(0, 0), own.portions(0, 0)]
+        wanted = [each.content.copy() for each in found[0]]
+        kept = found.pop(0)[1]  # of one trainer, which is late
+        found.clear()
+        places = [own.portions(0, 0)[0].content.ctypes.data for _ in range(4)]
+        assert len({*places}) == 1
+        assert not any(np.shares_memory(kept.content, each.content) for each in own.portions(0, 0))
+        assert np.array_equal(kept.content, wanted[1])
+
+
 @pytest.mark.parametrize("digests, chosen", [(32, 1), (16, 0)])
 def test_portions_of_another_size_are_refused(tmp_path, digests, chosen):
     path = write(tmp_path / "log.parquet")
@@ -322,7 +338,7 @@ def test_what_is_unpacked_is_what_was_packed(rows, checks, seed, data):
     config = ctr_config("x.parquet").data
     whole = block(9, checks, np.random.default_rng(seed))
     chosen = np.sort(np.random.default_rng(seed).permutation(9)[:rows])
-    (other, packed) = pack(whole, [np.arange(9), chosen])
+    (other, packed) = pack(whole, [np.arange(9), chosen], LentMemory(0))
     assert unpack(other, config).size == 9
     found, naive = unpack(packed, config), whole.take(chosen)
     for one, other in zip(arrays(found), arrays(naive), strict=True):
@@ -344,7 +360,7 @@ def arrays(block):
 @pytest.mark.parametrize("place, value", [(0, -1), (0, 2**60), (4, -1), (4, 2**62), (-1, 7)])
 def test_numbers_that_do_not_fit_are_refused(place, value):
     whole = block(9, False, np.random.default_rng(1))
-    (packed,) = pack(whole, [np.arange(9)])
+    (packed,) = pack(whole, [np.arange(9)], LentMemory(0))
     head = packed[: 8 * 6].view(np.int64)
     if place < 0:  # the first offset
         packed[8 * 6 + 2 * 72 :].view(np.uint8)[:8] = np.array([value], np.int64).view(np.uint8)
@@ -359,5 +375,5 @@ def test_a_span_fits_a_message():
     whole = block(9, True, np.random.default_rng(1))
     ids = 2 + 64
     assert most_rows(config) == 50 * 900 // (4 + 4 + 12 * ids + 8)
-    (packed,) = pack(whole, [np.arange(9)])
+    (packed,) = pack(whole, [np.arange(9)], LentMemory(0))
     assert packed.size <= 9 * (4 + 4 + 12 * ids + 8) + 8 * 8

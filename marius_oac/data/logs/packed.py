@@ -18,20 +18,22 @@ import numpy as np
 
 from marius_oac.config.ctr import LogConfig
 from marius_oac.data.logs.columns import Bag, LogBlock
+from marius_oac.data.logs.lent import LentMemory
 from marius_oac.types import present
 
 
-def pack(block: LogBlock, chosen: Sequence[np.ndarray]) -> list[np.ndarray]:
+def pack(block: LogBlock, chosen: Sequence[np.ndarray], memory: LentMemory) -> list[np.ndarray]:
     """The examples of a block with labels that each of some trainers needs, as uint8 [bytes].
 
     Args:
         chosen: for each trainer the indices of its examples, int64 [n].
+        memory: lends what they are written to.
     """
     cut = [[bag.take(each) for bag in block.bags.values()] for each in chosen]
     sizes = [_bytes(block, each.size, bags) for each, bags in zip(chosen, cut, strict=True)]
     # One array, since the system makes large ones of large pages, which cost less.
     ends = np.cumsum(sizes)
-    content = np.empty(int(ends[-1]), np.uint8)
+    content = memory.borrow(int(ends[-1]))
     parts = [content[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     for part, each, bags in zip(parts, chosen, cut, strict=True):
         _write(_Space(part), block, each, bags)

@@ -23,6 +23,7 @@ from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.data.logs.columns import LogBlock
 from marius_oac.data.logs.files import LazyBlock, LogFile
 from marius_oac.data.logs.formats import open_log
+from marius_oac.data.logs.lent import LentMemory
 from marius_oac.data.logs.packed import pack, unpack
 from marius_oac.data.logs.parquet import ParquetLog, Range
 from marius_oac.data.logs.pieces import DIGITS, Pieces
@@ -35,6 +36,7 @@ from marius_oac.runtime.closing import Closable
 from marius_oac.types import present
 
 _DIGEST_BYTES = DIGITS // 2
+_LENT = 2  # spans whose portions' memory is used again: one is decoded while trainers get another
 _KEPT = 2  # readings before the newest whose spans are kept
 
 
@@ -134,6 +136,7 @@ class OwnSpans(Closable):
         self._reading, self._trainer = reading, trainer
         self._visit, self._ahead = -1, iter(())
         self._blocks: Generator[RawBlock, None, None] | None = None
+        self._memory = LentMemory(_LENT)
 
     def owns(self, visit: int, span: int) -> bool:
         """Whether the trainer owns such a span. Raises InputError as `LogReading.spans`."""
@@ -175,7 +178,7 @@ class OwnSpans(Closable):
         for trainer in range(len(reading.shares)):
             places = reading.places(trainer, visit, number)
             chosen.append(places[slice(*np.searchsorted(places, (low, low + end - first)))] - low)
-        return [Portion(digests, content) for content in pack(block, chosen)]
+        return [Portion(digests, content) for content in pack(block, chosen, self._memory)]
 
     def _decoded(self, visit: int, span: int, rows: int) -> LogBlock:
         """All examples of a span of so many."""
