@@ -82,4 +82,4 @@ def test_of_two_free_blocks_that_which_fits_is_lent():
     small, large = map(place, lent)
     lent.clear()
     lent.append(memory.borrow(800))
-    assert place(lent[0]) == large and places(memory, 8) == [small]
+    assert place(lent[0]) == large and places(memory, 8) == [small] and len(memory._blocks) == 2

@@ -291,8 +291,9 @@ def test_portions_are_written_to_the_memory_of_those_that_are_gone_and_of_no_oth
         wanted = [each.content.copy() for each in found[0]]
         kept = found.pop(0)[1]  # of one trainer, which is late
         found.clear()
-        places = [own.portions(0, 0)[0].content.ctypes.data for _ in range(4)]
-        assert len({*places}) == 1
+        places = {own.portions(0, 0)[0].content.ctypes.data for _ in range(4)}
+        blocks = [np.frombuffer(block, np.uint8) for block, _ in own._memory._blocks]
+        assert len(blocks) == 2 and [block.ctypes.data for block in blocks if block.ctypes.data in places] == [*places]
         assert not any(np.shares_memory(kept.content, each.content) for each in own.portions(0, 0))
         assert np.array_equal(kept.content, wanted[1])
 
