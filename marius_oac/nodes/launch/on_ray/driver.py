@@ -40,6 +40,7 @@ _TAIL = 1 << 15  # bytes of it that are kept
 _POLL = 0.2  # seconds that a poll waits, with up to `_CROWD` actors
 _CROWD = 16
 _SETTLED = 5.0  # seconds within which Ray places what there is room for
+_BEGUN = 120.0  # seconds that Ray has at least to start its actors: Python with its imports on busy machines
 
 
 def run(request: RayRequest) -> int:
@@ -146,7 +147,7 @@ class _Start:
     def _all(self, references: Sequence[Any], else_what: str) -> bool:
         """Waits for all references; whether they are there. Otherwise says what has not happened, unless a signal
         came."""
-        patience = MEETING * self._request.timeout
+        patience = max(_BEGUN, MEETING * self._request.timeout)
         if all(self._until(each, patience) for each in references):
             return True
         if not self._watch.asked:
