@@ -2,11 +2,13 @@
 
     python -m benchmarks.nodes.scaling  # 2.4 GB of rows: some five minutes on two cores
     python -m benchmarks.nodes.scaling --edges 8000000 --trainers 2 4 1  # the epoch must last until the last change
+    python -m benchmarks.nodes.scaling --task clicks
 
-DistMult with Adagrad on a generated graph, `nodes.parts: 8`, one epoch. It begins with the first number of
-trainers; each further number is asked for by `marius-oac scale` as soon as the one before trains. "Saving" is from the
-first file of the checkpoint to its last manifest, "going on" from there to the answer, which is written when the new
-group begins to train. A second run, with the first number throughout, must end with the same SHA-256 of all tables.
+DistMult with Adagrad on a generated graph, or DeepFM on a generated click log, whose tables have the keys that were
+met before the change; `nodes.parts: 8`, one epoch. It begins with the first number of trainers; each further number is
+asked for by `marius-oac scale` as soon as the one before trains. The run stands still from the last batch of the old
+group to the first batch of the new one, both as `metrics.jsonl` has them, which is looked at every 20 ms. A second run,
+with the first number throughout, must end with the same SHA-256 of all tables.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import yaml
 
 from benchmarks.machine import machine
 from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 PROGRAM = [sys.executable, "-m", "marius_oac"]
@@ -42,20 +45,29 @@ def written(folder: Path, nodes: int, edges: int, dimension: int) -> Path:
     return folder / "config.yaml"
 
 
-def trained(config: Path, run: Path, numbers: Sequence[int]) -> None:
+def written_log(folder: Path, examples: int, dimension: int) -> Path:
+    """The configuration, with its log, most of whose keys come once or twice."""
+    spec = LogSpec(categorical=8, numeric=2, keys=4 * examples, skew=0.0)
+    write_day(folder / "day.parquet", 0, examples, spec)
+    config = {
+        "task": "ctr", "data": {"train": str(folder / "day.parquet")} | spec.schema(),
+        "model": {"network": "deepfm", "dimension": dimension, "hidden": [16]},
+        "training": {"batch_size": 5000, "epochs": 1}, "device": "cpu", "threads": 1, "evaluation": {"every": 0},
+        "nodes": {"parts": 8}, "metrics": {"every_batches": 1},
+    }  # fmt: skip
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder / "config.yaml"
+
+
+def trained(config: Path, run: Path, numbers: Sequence[int], begin: int) -> None:
     """Trains with each number of trainers in turn, and prints what each change took."""
     command = [*PROGRAM, "train", str(config), "--local-nodes", str(numbers[0]), "--out", str(run)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             for before, count in zip(numbers, numbers[1:], strict=False):
-                while not batches(run) and process.poll() is None:
+                while batches(run) < begin and process.poll() is None:
                     time.sleep(0.1)
-                said = subprocess.run([*PROGRAM, "scale", str(run), str(count)], capture_output=True, text=True)
-                answered = time.time()
-                if said.returncode:
-                    raise SystemExit(f"not scaled: {said.stderr}")
-                first, last = saved(run)
-                print(f"| {before} -> {count} | {last - first:.1f} | {answered - last:.1f} |", flush=True)
+                print(f"| {before} -> {count} | {standstill(run, count):.1f} |", flush=True)
             error = process.communicate()[1]
         finally:
             process.kill()
@@ -69,12 +81,22 @@ def batches(run: Path) -> int:
     return path.read_bytes().count(b'"batch"') if path.exists() else 0
 
 
-def saved(run: Path) -> tuple[float, float]:
-    """When the newest checkpoint was begun, and when the last process had it."""
-    folders = list(run.glob("nodes/*/*/checkpoints/*"))
-    newest = [each for each in folders if each.name == max(folder.name for folder in folders)]
-    times = [each.stat().st_mtime for folder in newest for each in folder.iterdir()]
-    return min(times), max(times)
+def standstill(run: Path, count: int) -> float:
+    """Changes the number of trainers; returns the longest time without a new batch, in seconds, until the new group has
+    trained one."""
+    with subprocess.Popen([*PROGRAM, "scale", str(run), str(count)], stderr=subprocess.PIPE, text=True) as asked:
+        there, since, longest, answered = batches(run), time.monotonic(), 0.0, None
+        while answered is None or there == answered:
+            time.sleep(0.02)
+            now = batches(run)
+            if answered is None and asked.poll() is not None:
+                if asked.returncode:
+                    raise SystemExit(f"not scaled: {asked.communicate()[1]}")
+                answered = there
+            if now != there:
+                longest = max(longest, time.monotonic() - since)
+                there, since = now, time.monotonic()
+    return longest
 
 
 def tables(run: Path) -> dict[str, str]:
@@ -88,14 +110,20 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4_000_000, help="of the graph")
     parser.add_argument("--edges", type=int, default=4_000_000)
     parser.add_argument("--dimension", type=int, default=128)
+    parser.add_argument("--task", choices=["graph", "clicks"], default="graph")
+    parser.add_argument("--examples", type=int, default=3_000_000, help="of the log")
+    parser.add_argument("--begin", type=int, default=1, help="batches before the first change")
     parser.add_argument("--trainers", type=int, nargs="+", default=[2, 4, 2])
     options = parser.parse_args()
-    print(machine(), "\n\n| trainers | saving, s | going on, s |\n|---|---|---|", flush=True)
+    print(machine(), "\n\n| trainers | stands still, s |\n|---|---|", flush=True)
     with tempfile.TemporaryDirectory(prefix="scaling-") as name:
         folder = Path(name)
-        config = written(folder, options.nodes, options.edges, options.dimension)
-        trained(config, folder / "changed", options.trainers)
-        trained(config, folder / "same", options.trainers[:1])
+        if options.task == "graph":
+            config = written(folder, options.nodes, options.edges, options.dimension)
+        else:
+            config = written_log(folder, options.examples, options.dimension)
+        trained(config, folder / "changed", options.trainers, options.begin)
+        trained(config, folder / "same", options.trainers[:1], options.begin)
         found, expected = tables(folder / "changed"), tables(folder / "same")
     print("\nthe same SHA-256 of all tables" if found and found == expected else "\nOTHER BITS")
     return int(found != expected or not found)

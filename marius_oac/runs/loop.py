@@ -30,7 +30,8 @@ from marius_oac.runs.folder.metrics import progressive_means
 from marius_oac.runs.folder.position import Position
 from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress, first_loss, grown_loss
 from marius_oac.runs.session import Session, name_of_device
-from marius_oac.runs.sharded.scaling import TrainersChange
+from marius_oac.runs.sharded.in_memory import hold
+from marius_oac.runs.sharded.scaling import Change, TrainersChange
 from marius_oac.runtime.console import BOLD, GREEN, logger, painted
 from marius_oac.runtime.resuming import resume_command
 from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
@@ -48,9 +49,8 @@ class TrainingLoop:
         self._stops = Requests()
         self.schedule = session.task.schedule
         self._evaluation_is_due = False
-        self.change: Callable[[], tuple[int, str] | None] | None = None
-        """Of a run whose number of trainers may change: what `TrainersChange` says, on the leading process, if another
-        number is to go on."""
+        self.change: Callable[[], Change | None] = lambda: None
+        """Returns the number of trainers that is to go on from here, if it is another; collective."""
 
     def restore(self, name: str | None) -> None:
         """Restores tables, dense parameters and position from the newest checkpoint, or the named one.
@@ -173,13 +173,15 @@ class TrainingLoop:
 
     def _change_trainers(self) -> None:
         """Raises TrainersChange if another number of trainers is to go on from here."""
-        if self.change is None:
+        if (wanted := self.change()) is None:
             return
-        wanted = self.peers.gather(self.change() if self.peers.leads else None)[0]
-        if wanted is not None:
+        self.folder.write_learned(self.session.task.learned_files())
+        about = self.position.batch_index, self.position.dump(), wanted.joining
+        held = hold(self.session, *about) if wanted.in_memory else None
+        if held is None:
             self._save_where_it_stands()
             self.peers.wait()
-            raise TrainersChange(*wanted)
+        raise TrainersChange(wanted, held)
 
     def _save_where_it_stands(self) -> None:
         """Saves a checkpoint of this moment, unless there is one: a segment may end where none is due."""
@@ -253,7 +255,7 @@ class TrainingLoop:
             self.folder.order.append(report.computation_order())
         if self._at_epoch():
             self._end_epoch(epoch, progress)
-        if self._checkpoint_is_due(reached < last):
+        if self._checkpoint_is_due(reached < last and self.change() is None):
             self._save()
 
     def _check_loss(self, reached: int, report: SegmentReport) -> None:

@@ -38,6 +38,7 @@ from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
 from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.sharded.checkpoint import NODES, Layout, ShardedCheckpoint, check_saved, drop_after
+from marius_oac.runs.sharded.in_memory import InMemoryCheckpoint
 from marius_oac.runs.sharded.place import check_gpus, config_of, name_of
 from marius_oac.runs.sharded.placement import agreed_packing
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
@@ -174,6 +175,7 @@ def _resumed(
     scaling: Scaling,
 ) -> local.Run | None:
     saved, log = _told(path, place, group, data_path)
+    held = group.gather(scaling.held and scaling.held.about)[0]
     if any(group.gather(place.attempt > 0)):
         data = _not_taken_in(data, saved)
     shared = products.kept(local.with_data(saved.replace(*overrides), data), saved)
@@ -191,7 +193,7 @@ def _resumed(
         task.check_new_data(len(log.files))
     config = task.config
     part = _part(path, task, place)
-    before = _before(path, part, task, checkpoint)
+    before = InMemoryCheckpoint.load(held) if held else _before(path, part, task, checkpoint)
     with _opened(path, part, place, task.group, config, task) as folder:
         folder.check_resumable(config, task.fingerprint)
         if not place.rank:
@@ -227,8 +229,8 @@ def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) 
     said = group.gather(said)[0]
     if "problem" in said:
         raise InputError(said["problem"], f"node {names(place.cluster)[0]}")
-    tree, _ = parse(said["config"], path)
-    return build_config(tree), RunLog.parse(said["log"].encode(), path / LOG) if "log" in said else None
+    log = RunLog.parse(said["log"].encode(), path / LOG) if "log" in said else None
+    return build_config(parse(said["config"], path)[0]), log
 
 
 def _not_taken_in(data: Sequence[str], saved: TaskConfig) -> Sequence[str]:
@@ -393,6 +395,5 @@ def node_task(
     alpha = dense.alpha if dense.kind == "easgd" else None
     tell = whole.gather if whole else lambda run: None
     connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd, config.nodes.parts)
-    number = sum(trains[: place.rank])
-    speed_monitor = SpeedMonitor(config.nodes, number, crowd.trainers, config.training.batch_size)
+    speed_monitor = SpeedMonitor(config.nodes, sum(trains[: place.rank]), crowd.trainers, config.training.batch_size)
     return ShardedTask(task, group, weights, make_dense, connections, crowd, speed_monitor=speed_monitor)

@@ -3,11 +3,14 @@ never changed.
 
 The first process watches the run's folder for a request. It starts the processes that are to join, which import
 everything while the run goes on. When they are ready, or some are to leave, it has all trainers pause at a batch
-boundary, as a request to stop does (`Shard`). There a checkpoint is saved, those that leave end, and the others go on
-from it as a group of the new size, in the same processes.
+boundary, as a request to stop does (`Shard`). There the present trainers hold a checkpoint in their memory
+(`runs.sharded.in_memory`), or save it where it can't lie there. Those that stay and those that join go on from it as a
+group of the new size; those that leave end when it has been read.
 
 Guarantees:
 - The others are told of a change at a boundary that all reach, so all make it or none.
+- While processes hold what the others are to read, a request to stop waits until these have read it; a second one does
+  not. The new group then stops, and saves a checkpoint.
 - A process that can't start changes nothing: the run goes on as it was, and the request is answered with the reason.
 - One thread, in the first process alone, from the first `serve` to `__exit__`. Processes that have joined end with it.
 """
@@ -17,18 +20,23 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError
+from marius_oac.nodes.groups.torch_group import await_word, give_word
 from marius_oac.nodes.launch.cluster import Place
 from marius_oac.nodes.launch.joining import Joining, started_as
 from marius_oac.nodes.launch.launch import local_cluster
 from marius_oac.nodes.launch.parent import PARENT
 from marius_oac.runs.loop import TrainingLoop
+from marius_oac.runs.sharded.in_memory import Held
 from marius_oac.runs.sharded.scaling import (
+    Change,
     Request,
     TrainersChange,
     read_request,
@@ -36,7 +44,10 @@ from marius_oac.runs.sharded.scaling import (
     remove_request,
     write_state,
 )
+from marius_oac.runs.task import Peers
 from marius_oac.runtime.console import logger
+from marius_oac.runtime.machine.peer_memory import readable
+from marius_oac.runtime.signals import stop_on_interrupt
 from marius_oac.types import present
 
 Result = TypeVar("Result")
@@ -51,6 +62,7 @@ class Scaling:
 
     Attributes:
         place: as it is since the last change.
+        held: this process's part of what the run goes on from; None: that lies on disk, or nothing was changed.
     """
 
     def __init__(self, place: Place):
@@ -60,7 +72,9 @@ class Scaling:
         self._run: Path | None = None
         self._most, self._against = 0, ""
         self._request: Request | None = None  # that is being made true
-        self._decided: tuple[int, str] | None = None
+        self._decided: Change | None = None
+        self.held: Held | None = None
+        self._signals, self._stop_asked = ExitStack(), False
         self._pause: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
         self._over = False
@@ -68,11 +82,13 @@ class Scaling:
         self._thread: threading.Thread | None = None
 
     def serve(self, run: Path, loop: TrainingLoop) -> None:
-        """Called by every process before its loop runs, from where its position says."""
+        """Called by every process before its loop runs, from where its position says, when it has read what it goes on
+        from. Collective."""
         parts = loop.config.nodes.parts
         if not self._possible or parts is None:
             return
-        loop.change = self._wanted
+        loop.change = partial(self._wanted, loop.peers)
+        self._release(loop)
         if self.place.rank:
             return
         count, batch = self.place.size, loop.position.batch_index
@@ -95,21 +111,44 @@ class Scaling:
             self._thread = threading.Thread(target=self._watch, name="scaling")
             self._thread.start()
 
-    def _wanted(self) -> tuple[int, str] | None:
+    def _wanted(self, peers: Peers) -> Change | None:
         """See `TrainingLoop.change`."""
         if self._error is not None:
             raise self._error
         with self._changed:
-            return self._decided
+            decided = self._decided
+        said = peers.gather(decided and asdict(decided))[0]
+        return said and Change(**said)
 
-    def changed(self, change: TrainersChange) -> bool:
-        """Makes this process one of the new group; returns whether it stays."""
-        if self.place.rank >= change.count:
+    def changed(self, change: Change, held: Held | None) -> bool:
+        """Makes this process one of the new group; returns whether it stays. One that leaves waits until the others
+        have read what it holds."""
+        if held is not None:
+            self._signals.enter_context(stop_on_interrupt(self._note_stop))
+        if self.place.rank >= change.trainers:
+            if held is not None:
+                await_word(change.start)
             return False
-        os.environ.update(started_as(change.count, change.start))
-        cluster = local_cluster(change.count)
+        self.held = held
+        os.environ.update(started_as(change.trainers, change.start))
+        cluster = local_cluster(change.trainers)
         self.place = replace(self.place, cluster=cluster, node=cluster.nodes[self.place.rank])
         return True
+
+    def _note_stop(self) -> None:
+        self._stop_asked = True
+
+    def _release(self, loop: TrainingLoop) -> None:
+        """Frees what this process holds, and lets those that leave end, when all have read it."""
+        held, self.held = self.held, None
+        if loop.peers.any(held is not None):  # all have come here, and so have read
+            if held is not None:
+                held.close()
+            if loop.peers.leads:
+                give_word(os.environ[START_VARIABLE])
+        self._signals.close()
+        if self._stop_asked:
+            loop.session.pipeline.request_stop()
 
     def _watch(self) -> None:
         joining = Joining(present(self._run))
@@ -135,15 +174,16 @@ class Scaling:
         self._changes += 1
         start = f"{self._began}, change {self._changes}"
         try:
-            joining.start(range(before, count), count, start)
-            while not joining.wait(_LOOK):
-                if self._over:
-                    return
+            with readable():
+                joining.start(range(before, count), count, start)
+                while not joining.wait(_LOOK):
+                    if self._over:
+                        return
         except (OSError, InputError) as error:
             self._refuse(request, str(error))
             return
         with self._changed:
-            self._request, self._decided = request, (count, start)
+            self._request, self._decided = request, Change(count, start, max(0, count - before), joining.reads)
         self._pause()
         self._wait(lambda: self._request is None, None)
         joining.left(count)
@@ -165,6 +205,7 @@ class Scaling:
         with self._changed:
             self._over = True
             self._changed.notify_all()
+        self._signals.close()
         if self._thread is not None:
             self._thread.join()
             remove_files(present(self._run))
@@ -180,7 +221,7 @@ def with_changes(
         while True:
             try:
                 return work(scaling.place, scaling)
-            except TrainersChange as change:
-                if not scaling.changed(change):
+            except TrainersChange as said:
+                if not scaling.changed(said.change, said.held):
                     return None
                 work = again

@@ -78,13 +78,33 @@ def test_those_that_never_joined_are_ended_and_what_failed_says_so(tmp_path, doe
     assert "trainer 2: its disk is full" in capsys.readouterr().err
 
 
-def test_a_process_says_once_that_it_is_ready(monkeypatch):
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_process_says_once_that_it_is_ready_and_whether_it_reads_the_memory_of_its_parent(reads, monkeypatch):
     mine, theirs = os.pipe()
     monkeypatch.setenv("MARIUS_OAC_READY", str(theirs))
+    monkeypatch.setenv(PARENT, "77")
+    monkeypatch.setattr(joining, "may_read", lambda pid: reads and pid == 77)
     say_ready()
     say_ready()
-    assert os.read(mine, 9) == b"1" and os.read(mine, 9) == b""
+    assert os.read(mine, 9) == (b"2" if reads else b"1") and os.read(mine, 9) == b""
     os.close(mine)
+
+
+@pytest.mark.parametrize("word", ["1", "2"])
+def test_those_that_have_started_last_read_or_one_of_them_does_not(word, tmp_path, does):
+    does(READY.replace("1", f'"$([ "$RANK" = 3 ] && echo {word} || echo 2)"', 1) + STAY)
+    made = Joining(tmp_path)
+    made.start(range(4, 2), 2, "change-1")  # some leave, nobody starts
+    assert made.wait(0) and made.reads
+    made.start(range(2, 4), 4, "change-2")
+    while not made.wait(0.01):
+        assert not made.reads
+    assert made.reads == (word == "2")
+    made.start(range(4, 5), 5, "change-3")
+    while not made.wait(0.01):
+        pass
+    assert made.reads
+    made.close(0)
 
 
 def test_the_kernel_ends_them_with_the_one_that_has_started_them(tmp_path, does):

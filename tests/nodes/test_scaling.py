@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,11 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from marius_oac.cli import commands as cli
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.launch.agent import PARENT
 from marius_oac.nodes.launch.cluster import Place
 from marius_oac.nodes.launch.launch import local_cluster
 from marius_oac.runs.sharded import scaling as files
-from marius_oac.runs.sharded.scaling import TrainersChange, read_state, write_request
+from marius_oac.runs.sharded.peers import ClusterPeers
+from marius_oac.runs.sharded.scaling import Change, read_state, write_request
 from marius_oac.training import scaling
 from tests.nodes.test_node_training import configs, digests, run, start
 from tests.nodes.test_parts_training import NETS
@@ -38,17 +42,27 @@ def place_of(rank, count):
 def loop_of(**others):
     training = SimpleNamespace(early_stopping=others.get("early_stopping"))
     config = SimpleNamespace(nodes=SimpleNamespace(parts=PARTS), training=training)
-    pipeline = SimpleNamespace(request_pause=others.get("pause", lambda: None))
-    return SimpleNamespace(
-        config=config, position=SimpleNamespace(batch_index=7), session=SimpleNamespace(pipeline=pipeline), change=None
-    )
+    pipeline = SimpleNamespace(request_pause=others.get("pause", lambda: None), request_stop=others.get("stop"))
+    session, position = SimpleNamespace(pipeline=pipeline), SimpleNamespace(batch_index=7)
+    peers = ClusterPeers(others.get("group", *ThreadGroup.members(1)))
+    return SimpleNamespace(config=config, position=position, session=session, change=None, peers=peers)
+
+
+class Held:
+    """In place of a checkpoint in memory."""
+
+    def __init__(self):
+        self.closed = False
+
+    def close(self):
+        self.closed = True
 
 
 class Joining:
     """In place of processes: each start succeeds after `looks` looks, or fails."""
 
     def __init__(self, run):
-        self.there, self.starts, self.looks, self.fails = set(), [], 0, False
+        self.there, self.starts, self.looks, self.fails, self.reads = set(), [], 0, False, True
 
     def start(self, ranks, count, start):
         assert start not in self.starts and not self.there & {*ranks}
@@ -80,16 +94,36 @@ class Changes(RuleBasedStateMachine):
         self.folder = self.tmp.mktemp("run")
         write_request(self.folder, count % PARTS + 1)  # of a run that was killed
         self.founders, self.count, self.token, self.wanted = count, count, "", None
-        self.paused = threading.Event()
+        self.paused, self.words, self.put_offs = threading.Event(), [], 0
+        scaling.stop_on_interrupt = self.put_off
+        scaling.give_word, scaling.await_word = self.words.append, lambda name: self.words.append(f"for {name}")
         self.joining = Joining(None)
         scaling.Joining = lambda run: self.joining
         self.members = {rank: scaling.Scaling(place_of(rank, count)) for rank in range(count)}
         self.serve()
 
+    @contextmanager
+    def put_off(self, request):
+        """Each process that changes may be asked to stop meanwhile."""
+        self.put_offs += 1
+        if self.stops:
+            request()
+        yield
+        self.put_offs -= 1
+
     def serve(self):
-        self.loops = {rank: loop_of(pause=self.paused.set) for rank in self.members}
-        for rank, each in self.members.items():
-            each.serve(self.folder, self.loops[rank])
+        groups = dict(zip(self.members, ThreadGroup.members(len(self.members)), strict=True))
+        self.stopped = []
+        self.loops = {
+            rank: loop_of(pause=self.paused.set, group=group, stop=lambda rank=rank: self.stopped.append(rank))
+            for rank, group in groups.items()
+        }
+        self.all(lambda rank: self.members[rank].serve(self.folder, self.loops[rank]))
+
+    def all(self, work):
+        """What each process does at once."""
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            return [*pool.map(work, self.members)]
 
     def answer(self):
         """Waits until the last request is answered, or a change is decided."""
@@ -107,24 +141,38 @@ class Changes(RuleBasedStateMachine):
         if refused or trainers == self.count:
             state = read_state(self.folder)
             assert (state.answered, state.failed, state.trainers) == (self.token, refused, self.count)
-            assert self.members[0]._wanted() is None and not self.paused.is_set()
+            assert self.members[0]._decided is None and not self.paused.is_set()
         else:
             self.wanted = trainers
 
-    @rule()
-    def boundary(self):
-        found = self.loops[0].change()
-        assert (found is None) == (self.wanted is None)
+    @rule(in_memory=st.booleans(), stops=st.booleans())
+    def boundary(self, in_memory, stops):
+        found, *others = self.all(lambda rank: self.loops[rank].change())
+        assert others == [found] * len(others) and (found is None) == (self.wanted is None)
         if found is None:
             return
-        assert found[0] == self.wanted
+        joining = max(0, self.wanted - self.count)
+        assert found == Change(self.wanted, found.start, joining, self.joining.reads)
         self.paused.clear()
-        stay = {rank: each for rank, each in self.members.items() if each.changed(TrainersChange(*found))}
+        held = {rank: Held() if in_memory else None for rank in self.members}
+        self.stops = stops
+        stay = {rank: each for rank, each in self.members.items() if each.changed(found, held[rank])}
         assert stay.keys() == {rank for rank in self.members if rank < self.wanted}
+        leave = [f"for {found.start}" for rank in held if rank >= self.wanted] if in_memory else []
+        assert self.put_offs == len(held) * in_memory
+        assert self.words == leave and not any(each and each.closed for each in held.values())
         new = {rank: scaling.Scaling(place_of(rank, self.wanted)) for rank in range(self.count, self.wanted)}
         self.members, self.count, self.wanted = stay | new, self.wanted, None
-        assert os.environ[START_VARIABLE] == found[1] and os.environ["WORLD_SIZE"] == str(self.count)
+        assert os.environ[START_VARIABLE] == found.start and os.environ["WORLD_SIZE"] == str(self.count)
         self.serve()
+        assert self.put_offs == len(leave) and sorted(self.stopped) == [*stay] * (in_memory and stops)
+        self.put_offs = 0
+        for each in self.members.values():
+            each._stop_asked = False  # a run would have stopped
+        assert self.words == leave + [found.start] * in_memory
+        assert not in_memory or all(held[rank].closed for rank in stay)
+        assert all(each.held is None for each in self.members.values())
+        self.words.clear()
         state = read_state(self.folder)
         assert (state.answered, state.failed, state.said) == (self.token, False, state.said)
         assert state.said == f"{self.count} trainer{'s' * (self.count > 1)} from batch 7 on"
@@ -143,7 +191,8 @@ class Changes(RuleBasedStateMachine):
 @pytest.fixture
 def quickly(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(scaling, "_LOOK", 0.001)
-    monkeypatch.setattr(scaling, "Joining", None)
+    for name in ("Joining", "give_word", "await_word", "stop_on_interrupt"):
+        monkeypatch.setattr(scaling, name, None)
     for name in (PARENT, START_VARIABLE, "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "")
     Changes.tmp = tmp_path_factory
@@ -154,11 +203,12 @@ def test_each_kind_of_request_once(quickly):
     made.begin(2)
     try:
         for trainers, looks, fails in ((2, 0, False), (4, 2, True), (7, 0, False), (4, 2, False), (1, 0, False)):
+            made.joining.reads = looks == 0
             made.ask(trainers, looks, fails)
-            made.boundary()
+            made.boundary(in_memory=not fails, stops=looks > 0)
         assert len(made.joining.starts) == 3  # the last one starts nobody; what was asked before the run, nothing
         made.ask(4, 0, False)  # those who joined before have left
-        made.boundary()
+        made.boundary(in_memory=True, stops=False)
         made.all_are_there()
     finally:
         made.teardown()
@@ -216,7 +266,7 @@ def test_a_run_with_early_stopping_or_not_on_this_machine_keeps_its_trainers(tmp
         one.serve(tmp_path, loop)
         with pytest.raises(InputError, match="early_stopping"):
             files.scale(tmp_path, 3)
-        assert one._wanted() is None
+        assert loop.change() is None
     other = replace(place_of(0, 2), cluster=local_cluster(2).model_copy(update={"timeout": 5.0}))
     loop = loop_of()
     with scaling.Scaling(other) as one:
@@ -225,18 +275,23 @@ def test_a_run_with_early_stopping_or_not_on_this_machine_keeps_its_trainers(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.usefixtures("forked_programs", "all_code_is_known")
-def test_trainers_join_and_leave_a_run_with_the_bits_of_one_that_did_all(configs, tmp_path):
-    """With batch norm, dropout and keys; the joined processes are started as a user's are."""
+def test_trainers_join_and_leave_a_run_with_the_bits_of_one_that_did_all(on_disk, configs, tmp_path):
+    """With batch norm, dropout and keys; the joined processes are started as a user's are. Rows in memory are in no
+    checkpoint of a change, those on disk are."""
     task = configs / "clicks.yaml"
-    keys = [word for key in ("nodes.parts=4", "evaluation.every=0", *NETS["clicks"]) for word in ("--set", key)]
+    sets = ["nodes.parts=4", "evaluation.every=0", *NETS["clicks"], *["storage.memory=1MiB"] * on_disk]
+    keys = [word for key in sets for word in ("--set", key)]
     path = tmp_path / "live"
     process = start("train", task, "--local-nodes", 2, "--out", path, *keys, "--set", "training.epochs=9999")
     try:
         while read_state(path) is None:
             assert process.poll() is None, process.communicate()[0]
-        assert "4 trainers from batch" in run("scale", path, 4)
-        assert "1 trainer from batch" in run("scale", path, 1)
+        for count, before in ((4, 2), (1, 4)):
+            said = run("scale", path, count)
+            batch = int(re.search(f"{count} trainers? from batch ([0-9,]+) on", said)[1].replace(",", ""))
+            assert batch % 50 == 0 or bool([*path.glob(f"nodes/{before}-*/node0/checkpoints/{batch:010d}")]) == on_disk
         assert "1 are training" in run("scale", path, 1)
     finally:
         process.send_signal(signal.SIGINT)

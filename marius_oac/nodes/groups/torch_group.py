@@ -41,6 +41,7 @@ from marius_oac.types import present
 _EVER = timedelta(days=3650)
 """How long a call waits by itself: practically for ever. The heartbeat ends the calls that wait for a lost member."""
 _ALL = "all have come"
+_WORD, _WORD_PATIENCE = "the word", timedelta(seconds=10)
 _LOOK = timedelta(seconds=0.2)  # between two looks: signals are handled meanwhile
 _NEVER_SENT = (1 << 20) + 1  # a tag
 Result = TypeVar("Result")
@@ -97,9 +98,7 @@ class TorchGroup(Group):
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         silence, shared = timedelta(seconds=timeout), _Shared(backend, timedelta(seconds=timeout))
         try:
-            store, *_ = next(dist.rendezvous("env://", timeout=silence))
-            store.set_timeout(silence)
-            store = dist.PrefixStore(os.environ.get(START_VARIABLE, "only"), store)
+            store = _store(silence, os.environ.get(START_VARIABLE, "only"))
             await_all(store, size, timeout)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
             group = cls(rank, names, "", shared.connect(range(size)), shared, range(size))
@@ -223,6 +222,27 @@ class TorchGroup(Group):
                     dist.destroy_process_group(mine)
             if self._root:
                 dist.destroy_process_group()
+
+
+def give_word(name: str) -> None:
+    """Ends `await_word` of other processes that torchrun has started, which are members of no group any more."""
+    _store(_WORD_PATIENCE, name).set(_WORD, "")
+
+
+def await_word(name: str) -> None:
+    """Waits until another process has given the word of this name, or torchrun's store is gone."""
+    with suppress(dist.DistNetworkError):
+        store = _store(_WORD_PATIENCE, name)
+        while not store.check([_WORD]):
+            with suppress(dist.DistStoreError):
+                store.wait([_WORD], _LOOK)
+
+
+def _store(silence: timedelta, name: str) -> Store:
+    """The store that torchrun's variables name, as far as it belongs to the start of that name."""
+    store, *_ = next(dist.rendezvous("env://", timeout=silence))
+    store.set_timeout(silence)
+    return dist.PrefixStore(name, store)
 
 
 def await_all(store: Store, size: int, timeout: float) -> None:

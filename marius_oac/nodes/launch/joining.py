@@ -20,17 +20,20 @@ from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.nodes.launch.agent import LOST
 from marius_oac.nodes.launch.parent import PARENT, bound
 from marius_oac.runtime.console import say
+from marius_oac.runtime.machine.peer_memory import may_read
 
 _READY = "MARIUS_OAC_READY"  # environment variable: the descriptor to write to
+_READS = b"2"
 _LINES = 10  # of a failed process's output that are shown
 PATIENCE = 20.0  # seconds that they have to end when the first process does
 
 
 def say_ready() -> None:
-    """Called by each process before it waits for the others; a process that joins says that it does so."""
+    """Called by each process before it waits for the others; a process that joins says that it does so, and whether it
+    can read their memory."""
     descriptor = os.environ.pop(_READY, None)
     if descriptor is not None:
-        os.write(int(descriptor), b"1")
+        os.write(int(descriptor), _READS if may_read(int(os.environ[PARENT])) else b"1")
         os.close(int(descriptor))
 
 
@@ -40,12 +43,13 @@ def started_as(count: int, start: str) -> dict[str, str]:
 
 
 class _Joiner:
-    """One process. `ready` says whether it waits for the others, `said` is the end of its output."""
+    """One process. `ready` says whether it waits for the others, `reads` whether it can read the memory of its parent;
+    `said` is the end of its output."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]):
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._mine, theirs = os.pipe()
-        self.ready = False
+        self.ready = self.reads = False
         try:
             self.process = subprocess.Popen(
                 bound(command), stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
@@ -62,7 +66,8 @@ class _Joiner:
     def look(self, seconds: float) -> bool:
         """Waits so long for its word; returns whether it has ended without it."""
         if not self.ready and select.select([self._mine], [], [], seconds)[0]:
-            self.ready = bool(os.read(self._mine, 1))
+            word = os.read(self._mine, 1)
+            self.ready, self.reads = bool(word), word == _READS
             return not self.ready
         return False
 
@@ -90,6 +95,11 @@ class Joining:
         about, self._last = started_as(count, start) | {PARENT: str(os.getpid())}, ranks
         for rank in ranks:
             self._joiners[rank] = _Joiner(command, {**about, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+
+    @property
+    def reads(self) -> bool:
+        """Whether those that were started last can read the memory of this process."""
+        return all(self._joiners[rank].reads for rank in self._last)
 
     def wait(self, seconds: float) -> bool:
         """Waits at most so long for the next word; returns whether all have said that they are ready.

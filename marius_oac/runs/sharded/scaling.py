@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from marius_oac.errors import InputError
+from marius_oac.runs.sharded.in_memory import Held
 from marius_oac.runtime.files.atomic import json_text, remove_file, write_atomically
 from marius_oac.runtime.files.untrusted import Described, parse_json, read_if_there
 
@@ -21,17 +23,34 @@ STATE, REQUEST = "trainers.json", "scale.json"
 _LOOK = 0.2  # seconds between two looks at the answer
 
 
-class TrainersChange(Exception):
-    """Ends a training loop at a batch boundary, whose checkpoint is saved: another number of trainers goes on.
+@dataclass(frozen=True)
+class Change:
+    """What the first process has decided.
 
     Attributes:
-        count: how many; those of the present ones with a lower rank stay.
+        trainers: how many go on; those of the present ones with a lower rank stay.
         start: under this name they find each other.
+        joining: how many start.
+        in_memory: whether these can read the memory of the others.
     """
 
-    def __init__(self, count: int, start: str):
-        super().__init__(f"{count} trainers go on")
-        self.count, self.start = count, start
+    trainers: int
+    start: str
+    joining: int
+    in_memory: bool
+
+
+class TrainersChange(Exception):
+    """Ends a training loop at a batch boundary: another number of trainers goes on.
+
+    Attributes:
+        change: see there.
+        held: what they go on from; None: a checkpoint on disk.
+    """
+
+    def __init__(self, change: Change, held: Held | None = None):
+        super().__init__(f"{change.trainers} trainers go on")
+        self.change, self.held = change, held
 
 
 class Request(Described):

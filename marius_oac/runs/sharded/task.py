@@ -44,6 +44,7 @@ from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, ShardedCheckpoint, layout_name
 from marius_oac.runs.sharded.dense import adapted, lent_dense, load_dense
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
+from marius_oac.runs.sharded.in_memory import InMemoryCheckpoint
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.place import check_config
 from marius_oac.runs.sharded.segments import ShardedSegments
@@ -371,7 +372,7 @@ class ShardedTask(Task):
         before = cast(ShardedCheckpoint, whole)
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
         one_machine = len(set(self.group.gather(running_kernel()))) == 1
-        handover = Handover(self.group, carriers, self.peers.agreed, one_machine)
+        handover = Handover(self.group, carriers, self.peers.agreed, one_machine, isinstance(whole, InMemoryCheckpoint))
         placement = self.peers.agreed(lambda: before.placement)
         self.rows.take(before.parts, placement, parts.stores, handover)
         if not self.peers.trains:
