@@ -67,7 +67,7 @@ def trained(config: Path, run: Path, numbers: Sequence[int], begin: int) -> None
             for before, count in zip(numbers, numbers[1:], strict=False):
                 while batches(run) < begin and process.poll() is None:
                     time.sleep(0.1)
-                print(f"| {before} -> {count} | {standstill(run, count):.1f} |", flush=True)
+                print(f"| {before} -> {count} | {standstill(run, count, process):.1f} |", flush=True)
             error = process.communicate()[1]
         finally:
             process.kill()
@@ -81,13 +81,15 @@ def batches(run: Path) -> int:
     return path.read_bytes().count(b'"batch"') if path.exists() else 0
 
 
-def standstill(run: Path, count: int) -> float:
+def standstill(run: Path, count: int, training: subprocess.Popen[str]) -> float:
     """Changes the number of trainers; returns the longest time without a new batch, in seconds, until the new group has
     trained one."""
     with subprocess.Popen([*PROGRAM, "scale", str(run), str(count)], stderr=subprocess.PIPE, text=True) as asked:
         there, since, longest, answered = batches(run), time.monotonic(), 0.0, None
         while answered is None or there == answered:
             time.sleep(0.02)
+            if training.poll() is not None:
+                raise SystemExit("the run has ended before the new group trained: it needs more edges or examples")
             now = batches(run)
             if answered is None and asked.poll() is not None:
                 if asked.returncode:

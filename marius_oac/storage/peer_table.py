@@ -111,15 +111,14 @@ class PeerTable(SavedTable):
         return rows
 
     def _column(self, part: str) -> RowArray:
-        return _Column(self, PARTS.index(part), (self._rows, self._layout))
+        return _Column(self, PARTS.index(part), self._rows, self._layout)
 
 
 class _Column:
     """One of `PARTS` of a table."""
 
-    def __init__(self, table: PeerTable, part: int, about: tuple[int, RowLayout]):
-        rows, layout = about
-        self._table, self._part = table, part
+    def __init__(self, table: PeerTable, part: int, rows: int, layout: RowLayout):
+        self._table, self._part, self._dimension = table, part, layout.dimension
         self.shape = [(rows, layout.dimension), (rows, layout.state_width), (rows,)][part]
         self.dtype = np.dtype([np.float32, np.float32, np.int64][part])
         self.size = int(np.prod(self.shape))
@@ -130,5 +129,4 @@ class _Column:
 
     def __getitem__(self, which: slice) -> np.ndarray:
         found, timestamps = self._table.read(which)
-        width = self._table.rows(PARTS[0]).shape[1]
-        return (found[:, :width], found[:, width:], timestamps)[self._part]
+        return (found[:, : self._dimension], found[:, self._dimension :], timestamps)[self._part]

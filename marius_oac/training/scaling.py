@@ -28,7 +28,7 @@ from typing import TypeVar
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError
-from marius_oac.nodes.groups.torch_group import await_word, give_word
+from marius_oac.nodes.groups.torch_group import await_release, release
 from marius_oac.nodes.launch.cluster import Place
 from marius_oac.nodes.launch.joining import Joining, started_as
 from marius_oac.nodes.launch.launch import local_cluster
@@ -123,11 +123,12 @@ class Scaling:
     def changed(self, change: Change, held: Held | None) -> bool:
         """Makes this process one of the new group; returns whether it stays. One that leaves waits until the others
         have read what it holds."""
+        leaves = self.place.rank >= change.trainers
         if held is not None:
             self._signals.enter_context(stop_on_interrupt(self._note_stop))
-        if self.place.rank >= change.trainers:
-            if held is not None:
-                await_word(change.start)
+            if leaves:
+                await_release(change.start, self.place.cluster.timeout)
+        if leaves:
             return False
         self.held = held
         os.environ.update(started_as(change.trainers, change.start))
@@ -145,7 +146,7 @@ class Scaling:
             if held is not None:
                 held.close()
             if loop.peers.leads:
-                give_word(os.environ[START_VARIABLE])
+                release(os.environ[START_VARIABLE], self.place.cluster.timeout)
         self._signals.close()
         if self._stop_asked:
             loop.session.pipeline.request_stop()

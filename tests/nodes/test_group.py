@@ -4,17 +4,15 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.groups import torch_group
 from marius_oac.nodes.groups.contract import ring_bytes
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.groups.torch_group import TorchGroup, await_all, await_word, give_word
+from marius_oac.nodes.groups.torch_group import TorchGroup, await_all, await_release, release
 from marius_oac.nodes.launch.agent import listen
 from marius_oac.runtime.signals import handled
 from tests.nodes import conformance
@@ -238,24 +236,23 @@ def agent_s_store(monkeypatch):
     return [store]
 
 
-def test_who_is_in_no_group_any_more_waits_for_its_word_alone(agent_s_store):
+def test_who_is_in_no_group_any_more_waits_for_its_release_alone(agent_s_store):
     with ThreadPoolExecutor(2) as pool:
-        first, second = (pool.submit(await_word, f"change {number}") for number in range(2))
-        give_word("change 1")
+        first, second = (pool.submit(await_release, f"change {number}", 60.0) for number in range(2))
+        release("change 1", 60.0)
         second.result(60)
         assert wait([first], 0.5).not_done == {first}
-        give_word("change 0")
+        release("change 0", 60.0)
         first.result(60)
 
 
-def test_the_end_of_the_store_ends_the_wait_for_a_word(agent_s_store, monkeypatch):
+def test_the_end_of_the_store_ends_the_wait_for_a_release(agent_s_store):
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(await_word, "change 1")
+        waits = pool.submit(await_release, "change 1", 60.0)
         assert wait([waits], 0.5).not_done == {waits}
         agent_s_store.clear()
         waits.result(60)
-    monkeypatch.setattr(torch_group, "_WORD_PATIENCE", timedelta(seconds=1))
-    await_word("change 1")
+    await_release("change 1", 1.0)
 
 
 def test_a_member_does_not_connect_before_all_have_come(agent_s_store, monkeypatch):

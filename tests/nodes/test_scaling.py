@@ -94,9 +94,10 @@ class Changes(RuleBasedStateMachine):
         self.folder = self.tmp.mktemp("run")
         write_request(self.folder, count % PARTS + 1)  # of a run that was killed
         self.founders, self.count, self.token, self.wanted = count, count, "", None
-        self.paused, self.words, self.put_offs = threading.Event(), [], 0
+        self.paused, self.released, self.put_offs = threading.Event(), [], 0
         scaling.stop_on_interrupt = self.put_off
-        scaling.give_word, scaling.await_word = self.words.append, lambda name: self.words.append(f"for {name}")
+        scaling.release = lambda name, timeout: self.released.append(name)
+        scaling.await_release = lambda name, timeout: self.released.append(f"for {name}")
         self.joining = Joining(None)
         scaling.Joining = lambda run: self.joining
         self.members = {rank: scaling.Scaling(place_of(rank, count)) for rank in range(count)}
@@ -160,7 +161,7 @@ class Changes(RuleBasedStateMachine):
         assert stay.keys() == {rank for rank in self.members if rank < self.wanted}
         leave = [f"for {found.start}" for rank in held if rank >= self.wanted] if in_memory else []
         assert self.put_offs == len(held) * in_memory
-        assert self.words == leave and not any(each and each.closed for each in held.values())
+        assert self.released == leave and not any(each and each.closed for each in held.values())
         new = {rank: scaling.Scaling(place_of(rank, self.wanted)) for rank in range(self.count, self.wanted)}
         self.members, self.count, self.wanted = stay | new, self.wanted, None
         assert os.environ[START_VARIABLE] == found.start and os.environ["WORLD_SIZE"] == str(self.count)
@@ -169,10 +170,10 @@ class Changes(RuleBasedStateMachine):
         self.put_offs = 0
         for each in self.members.values():
             each._stop_asked = False  # a run would have stopped
-        assert self.words == leave + [found.start] * in_memory
+        assert self.released == leave + [found.start] * in_memory
         assert not in_memory or all(held[rank].closed for rank in stay)
         assert all(each.held is None for each in self.members.values())
-        self.words.clear()
+        self.released.clear()
         state = read_state(self.folder)
         assert (state.answered, state.failed, state.said) == (self.token, False, state.said)
         assert state.said == f"{self.count} trainer{'s' * (self.count > 1)} from batch 7 on"
@@ -191,7 +192,7 @@ class Changes(RuleBasedStateMachine):
 @pytest.fixture
 def quickly(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(scaling, "_LOOK", 0.001)
-    for name in ("Joining", "give_word", "await_word", "stop_on_interrupt"):
+    for name in ("Joining", "release", "await_release", "stop_on_interrupt"):
         monkeypatch.setattr(scaling, name, None)
     for name in (PARENT, START_VARIABLE, "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "")

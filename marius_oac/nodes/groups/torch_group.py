@@ -41,7 +41,7 @@ from marius_oac.types import present
 _EVER = timedelta(days=3650)
 """How long a call waits by itself: practically for ever. The heartbeat ends the calls that wait for a lost member."""
 _ALL = "all have come"
-_WORD, _WORD_PATIENCE = "the word", timedelta(seconds=10)
+_RELEASED = "released"
 _LOOK = timedelta(seconds=0.2)  # between two looks: signals are handled meanwhile
 _NEVER_SENT = (1 << 20) + 1  # a tag
 Result = TypeVar("Result")
@@ -224,18 +224,20 @@ class TorchGroup(Group):
                 dist.destroy_process_group()
 
 
-def give_word(name: str) -> None:
-    """Ends `await_word` of other processes that torchrun has started, which are members of no group any more."""
-    _store(_WORD_PATIENCE, name).set(_WORD, "")
+def release(name: str, timeout: float) -> None:
+    """Ends `await_release` of the same name in other processes that torchrun has started. `timeout`: seconds to connect
+    to its store."""
+    _store(timedelta(seconds=timeout), name).set(_RELEASED, "")
 
 
-def await_word(name: str) -> None:
-    """Waits until another process has given the word of this name, or torchrun's store is gone."""
+def await_release(name: str, timeout: float) -> None:
+    """Waits until another process has called `release`, or torchrun's store is gone. The caller may be a member of no
+    group any more. `timeout`: see `release`."""
     with suppress(dist.DistNetworkError):
-        store = _store(_WORD_PATIENCE, name)
-        while not store.check([_WORD]):
+        store = _store(timedelta(seconds=timeout), name)
+        while not store.check([_RELEASED]):
             with suppress(dist.DistStoreError):
-                store.wait([_WORD], _LOOK)
+                store.wait([_RELEASED], _LOOK)
 
 
 def _store(silence: timedelta, name: str) -> Store:

@@ -68,8 +68,9 @@ class PeerMemory:
 
 def may_read(pid: int) -> bool:
     """Whether the kernel lets this process read memory of another one."""
+    byte = ctypes.c_char()
     try:
-        _read(pid, 0, ctypes.addressof(ctypes.c_char()), 1)
+        _read(pid, 0, ctypes.addressof(byte), 1)
     except OSError as error:  # the permission is checked first, then the address, at which nothing is
         return error.errno == errno.EFAULT
     return False
