@@ -239,11 +239,14 @@ def agent_s_store(monkeypatch):
 def test_who_is_in_no_group_any_more_waits_for_its_release_alone(agent_s_store):
     with ThreadPoolExecutor(2) as pool:
         first, second = (pool.submit(await_release, f"change {number}", 60.0) for number in range(2))
-        release("change 1", 60.0)
-        second.result(60)
-        assert wait([first], 0.5).not_done == {first}
-        release("change 0", 60.0)
-        first.result(60)
+        try:
+            release("change 1", 60.0)
+            second.result(60)
+            assert wait([first], 0.5).not_done == {first}
+            release("change 0", 60.0)
+            first.result(60)
+        finally:
+            agent_s_store.clear()  # nobody waits any more
 
 
 def test_the_end_of_the_store_ends_the_wait_for_a_release(agent_s_store):
