@@ -42,47 +42,68 @@ from marius_oac.kernels.cpu.permutation import Permutation
 NUMBERS = [f"i{i}" for i in range(13)]
 KEYS = [f"c{i}" for i in range(26)]
 BLOCK_ROWS = 1 << 16
+NAMES = ("Parquet, integers", "Parquet, texts", "TSV, texts", "TSV, hex", "libsvm")
 
 
-def write_logs(folder: Path, rows: int) -> dict[str, tuple[Path, LogConfig]]:
-    """Writes the logs; by name, their files and schemas."""
-    random = np.random.default_rng(1)
-    columns: dict[str, pa.Array] = {"label": pa.array((random.random(rows) < 0.25).astype(np.int8))}
-    for name in NUMBERS:
-        columns[name] = pa.array(random.geometric(0.05, rows).astype(np.int32), mask=random.random(rows) < 0.1)
-    ids = {name: (random.zipf(1.2, rows) * 0x9E3779B1) & 0xFFFFFFFF for name in KEYS}
-    holes = {name: random.random(rows) < 0.05 for name in KEYS}
-    texts = {
-        name: pa.array([f"{value:08x}" for value in ids[name].tolist()], pa.string(), mask=holes[name]) for name in KEYS
-    }
-    integers = pa.table(columns | {name: pa.array(ids[name], mask=holes[name]) for name in KEYS})
-    pq.write_table(integers, folder / "integers.parquet", row_group_size=1 << 17)
-    table = pa.table(columns | texts)
-    pq.write_table(table, folder / "texts.parquet", row_group_size=1 << 17)
-    given = np.stack([ids[name] for name in KEYS], axis=1).tolist()
-    lines = (
-        f"{label} {' '.join(f'{key}:1' for key in keys)}\n" for label, keys in zip(columns["label"], given, strict=True)
-    )
-    (folder / "log.libsvm").write_text("".join(lines))
-    with pa_csv.CSVWriter(
-        folder / "log.tsv",
-        table.schema,
-        write_options=pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none"),
-    ) as writer:
-        writer.write_table(table)
+class Logs:
+    """The logs of so many rows in a folder, each written when it is asked for."""
 
-    def config(kind: str, columns: tuple[str, ...] = ()) -> LogConfig:
-        features = [{"name": name, "kind": kind} for name in KEYS]
-        return LogConfig(train="x", columns=columns, numeric=NUMBERS, categorical=features, missing_numbers=0)
+    def __init__(self, folder: Path, rows: int) -> None:
+        random = np.random.default_rng(1)
+        self._folder = folder
+        self._columns = {"label": pa.array((random.random(rows) < 0.25).astype(np.int8))}
+        for name in NUMBERS:
+            self._columns[name] = pa.array(
+                random.geometric(0.05, rows).astype(np.int32), mask=random.random(rows) < 0.1
+            )
+        self._keys = {name: (random.zipf(1.2, rows) * 0x9E3779B1) & 0xFFFFFFFF for name in KEYS}
+        self._missing = {name: random.random(rows) < 0.05 for name in KEYS}
 
-    names = ("label", *NUMBERS, *KEYS)
-    return {
-        "Parquet, integers": (folder / "integers.parquet", config("auto")),
-        "Parquet, texts": (folder / "texts.parquet", config("string")),
-        "TSV, texts": (folder / "log.tsv", config("string", names)),
-        "TSV, hex": (folder / "log.tsv", config("hex", names)),
-        "libsvm": (folder / "log.libsvm", LogConfig(train="x", categorical=[{"name": name} for name in KEYS])),
-    }
+    def of(self, name: str) -> tuple[Path, LogConfig]:
+        """The file and the schema of one of `NAMES`."""
+        names, features = ("label", *NUMBERS, *KEYS), [{"name": name} for name in KEYS]
+        if name == "libsvm":
+            return self._written("log.libsvm", self._write_libsvm), LogConfig(train="x", categorical=features)
+        file, write, columns, kind = {
+            "Parquet, integers": ("integers.parquet", self._write_integers, (), "auto"),
+            "Parquet, texts": ("texts.parquet", self._write_texts, (), "string"),
+            "TSV, texts": ("log.tsv", self._write_tsv, names, "string"),
+            "TSV, hex": ("log.tsv", self._write_tsv, names, "hex"),
+        }[name]
+        schema = {"columns": columns, "numeric": NUMBERS, "categorical": [each | {"kind": kind} for each in features]}
+        return self._written(file, write), LogConfig.model_validate({"train": "x", "missing_numbers": 0} | schema)
+
+    def _written(self, name: str, write: Callable[[Path], None]) -> Path:
+        path = self._folder / name
+        if not path.exists():
+            write(path)
+        return path
+
+    def _texts(self) -> pa.Table:
+        texts = {
+            name: pa.array([f"{key:08x}" for key in self._keys[name].tolist()], pa.string(), mask=self._missing[name])
+            for name in KEYS
+        }
+        return pa.table(self._columns | texts)
+
+    def _write_integers(self, path: Path) -> None:
+        keys = {name: pa.array(self._keys[name], mask=self._missing[name]) for name in KEYS}
+        pq.write_table(pa.table(self._columns | keys), path, row_group_size=1 << 17)
+
+    def _write_texts(self, path: Path) -> None:
+        pq.write_table(self._texts(), path, row_group_size=1 << 17)
+
+    def _write_libsvm(self, path: Path) -> None:
+        keys = np.stack([self._keys[name] for name in KEYS], axis=1).tolist()
+        with path.open("w") as file:
+            for label, row in zip(self._columns["label"], keys, strict=True):
+                file.write(f"{label} {' '.join(f'{key}:1' for key in row)}\n")
+
+    def _write_tsv(self, path: Path) -> None:
+        table = self._texts()
+        form = pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+        with pa_csv.CSVWriter(path, table.schema, write_options=form) as writer:
+            writer.write_table(table)
 
 
 def parsed_by_pyarrow(path: Path, config: LogConfig, rows: int) -> None:
@@ -174,9 +195,10 @@ def main() -> None:
     clock = time.process_time if options.cpu else time.perf_counter
     print(f"{machine()}, Python {platform.python_version()}, pyarrow {pa.__version__}")
     with tempfile.TemporaryDirectory() as folder:
-        logs = write_logs(Path(folder), options.rows)
+        logs = Logs(Path(folder), options.rows)
         print(f"{'log':18} {'threads':>7} {'reader':>13} {'rows/s':>11} {'MB/s':>6} {'of pyarrow':>10} {'of ours':>8}")
-        for name, (path, config) in logs.items():
+        for name in NAMES:
+            path, config = logs.of(name)
             for threads in options.threads:
                 pa.set_cpu_count(threads)
                 each = contestants(path, config, options.rows, options.share, options.batch, options.checked)

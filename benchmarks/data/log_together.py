@@ -1,6 +1,7 @@
 """What reading Parquet costs the trainers of a run together, beside one trainer that reads for itself alone.
 
     python -m benchmarks.data.log_together --rows 1048576 --trainers 2 4 8
+    python -m benchmarks.data.log_together --rows 2097152 --logs integers
 
 The logs are those of `log_reading`: 13 numbers and 26 keys, integers or texts, in row groups of 131,072. "each" is what
 is paid where each trainer decodes all row groups and takes its part of every batch; "together" where each decodes its
@@ -30,7 +31,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.data.log_reading import BLOCK_ROWS, write_logs
+from benchmarks.data.log_reading import BLOCK_ROWS, Logs
 from benchmarks.machine import machine
 from marius_oac.config.ctr import CtrConfig, LogConfig
 from marius_oac.data.batches.rank_slice import RankSlice
@@ -187,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1 << 19)
     parser.add_argument("--trainers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--logs", nargs="+", default=["integers", "texts"], choices=["integers", "texts"])
     parser.add_argument("--batch", type=int, default=4096, help="examples of a batch of all trainers")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -194,9 +196,9 @@ def main() -> None:
     names = ("each", "bytes", "together", "bytes", "faults", "together")
     print(f"{'log':20} {'trainers':>8} {'us alone':>8}" + "".join(f" {name:>9}" for name in names))
     with tempfile.TemporaryDirectory() as folder:
-        for path, config in write_logs(Path(folder), options.rows).values():
-            if path.suffix == ".parquet":
-                measure(path, config, options.trainers, options.batch, options.repeats)
+        logs = Logs(Path(folder), options.rows)
+        for name in options.logs:
+            measure(*logs.of(f"Parquet, {name}"), options.trainers, options.batch, options.repeats)
 
 
 if __name__ == "__main__":

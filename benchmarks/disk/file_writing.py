@@ -45,7 +45,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from benchmarks.data.log_reading import texts_by_pyarrow, write_logs
+from benchmarks.data.log_reading import Logs, texts_by_pyarrow
 from benchmarks.machine import machine
 from marius_oac.data.logs.formats import TEXT_BYTES
 from marius_oac.runtime.files import npy
@@ -314,7 +314,7 @@ def main() -> None:
                     values = np.memmap(source, np.float32, "r", HEADER, (options.rows, DIMENSION))
                     compare("export", export_ways(values, out), values.nbytes, options.turns, out)
         if "log" in chosen:
-            path = write_logs(folder, options.log_rows)["TSV, texts"][0]
+            path = Logs(folder, options.log_rows).of("TSV, texts")[0]
             compare("log", log_ways(path, options.log_rows), path.stat().st_size, options.turns, out)
 
 
