@@ -11,12 +11,11 @@ from marius_oac.errors import ConfigError
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded.task import check_config
 from tests.nodes import test_node_training as over_nodes
-from tests.nodes.test_node_training import LONG, SMOOTH, digests, furthest, kill, run, start, wait_for_batches
+from tests.nodes.test_node_training import BATCHES, LONG, SMOOTH, digests, furthest, kill, run, start, wait_for_batches
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 configs = over_nodes.configs
-BATCHES = 200
-OFTEN = ["--set", "checkpoint.every_batches=40", "--set", "checkpoint.keep=9", "--set", "metrics.every_batches=10"]
+OFTEN = ["--set", "checkpoint.every_batches=16", "--set", "checkpoint.keep=9", "--set", "metrics.every_batches=4"]
 MODES = ("gba", "async", "bsp", "hop-bs", "hop-bw")
 
 
@@ -61,12 +60,12 @@ def test_two_nodes_train_in_gba(trained):
 def test_a_run_goes_on_from_a_checkpoint_in_another_mode(configs, tmp_path, trained):
     path, nodes = tmp_path / "run", ("--local-nodes", 2)
     shutil.copytree(trained("clicks", 2), path)
-    run("resume", path, *nodes, "--checkpoint", "0000000080", *in_mode("sync"))
+    run("resume", path, *nodes, "--checkpoint", "0000000032", *in_mode("sync"))
     lockstep, _ = check_lines(path)
     assert "dealt.tokens" not in lockstep
-    run("resume", path, *nodes, "--checkpoint", "0000000120", *in_mode("gba"))
+    run("resume", path, *nodes, "--checkpoint", "0000000048", *in_mode("gba"))
     again, _ = check_lines(path)
-    assert again["dealt.tokens"] == 2 * (BATCHES - 120)
+    assert again["dealt.tokens"] == 2 * (BATCHES - 48)
     assert again["valid.auc"] == pytest.approx(lockstep["valid.auc"], abs=0.05)
 
 
@@ -81,7 +80,7 @@ def test_one_node_that_has_all_parts_of_every_batch_is_lockstep(configs, tmp_pat
     assert furthest(tmp_path / "two", dispatched) < 1e-5
     path = tmp_path / "again"
     shutil.copytree(dispatched, path)
-    run("resume", path, "--local-nodes", 1, "--checkpoint", "0000000120")
+    run("resume", path, "--local-nodes", 1, "--checkpoint", "0000000048")
     assert digests(path) == digests(dispatched)
 
 
@@ -110,7 +109,7 @@ def test_two_nodes_of_equal_speed_end_near_lockstep(configs, tmp_path, trained):
 def test_ctrl_c_stops_all_nodes_at_one_global_batch(configs, tmp_path, mode):
     path = tmp_path / "run"
     process = start("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG, *in_mode(mode))
-    wait_for_batches(path, process, 50)
+    wait_for_batches(path, process, 20)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "go on with" in text and "Traceback" not in text, text
@@ -125,7 +124,7 @@ def test_ctrl_c_stops_all_nodes_at_one_global_batch(configs, tmp_path, mode):
 def test_a_node_that_is_killed_ends_the_run_which_goes_on(configs, tmp_path, victim):
     path = tmp_path / "run"
     process = start("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG, *in_mode("gba"))
-    assert "node" in kill(process, path, 100, victim)
+    assert "node" in kill(process, path, 40, victim)
     run("resume", path, "--local-nodes", 2)
     check_lines(path, 2 * BATCHES)
 

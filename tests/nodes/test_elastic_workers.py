@@ -33,7 +33,7 @@ from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("forked_programs_of_one_thread")
-EXAMPLES, BATCH = 64 * 600, 64
+EXAMPLES, BATCH = 64 * 400, 64
 PATIENCE = 240
 
 

@@ -55,7 +55,8 @@ def test_auto_goes_to_gba_while_a_trainer_is_slow_and_back(configs, tmp_path):
     path = tmp_path / "run"
     load = loaded({"trainers": [0, 1], "seconds": SECONDS}, {"trainers": [1], "factor": 4, "begin": BEGIN, "end": END})
     auto = ["--set", "nodes.mode=auto", "--set", f"nodes.auto={{every: 6, margin: {MARGIN}}}"]
-    said = run("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *auto, *load)
+    said = run("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *auto, *load,
+               "--set", "training.epochs=3")  # fmt: skip
     lines = [line for line in RunFolder.open(path).metrics.lines() if line["kind"] == "mode"]
     assert [line["mode"] for line in lines[:3]] == ["sync", "gba", "gba"]  # the trial
     assert all(line["reason"].startswith("trial") for line in lines[:4])

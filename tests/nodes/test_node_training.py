@@ -24,7 +24,7 @@ from tests.run_folders import contents, flip_a_byte, says, slow
 pytestmark = pytest.mark.usefixtures("forked_programs")
 SMOOTH = "training.optimizer.initial_accumulator=0.1"
 """Adagrad's first step is the gradient's sign, which rounding turns where it is near zero; this makes it smooth."""
-BATCHES = 200
+BATCHES = 80
 
 
 def start(*arguments, **environment):
@@ -44,7 +44,7 @@ def run(*arguments, code=0):
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory):
-    """A graph and a click log of some 200 batches each."""
+    """A graph and a click log of some 80 batches each."""
     folder = tmp_path_factory.mktemp("configs")
     spec = LogSpec(categorical=4, numeric=3, keys=3000, skew=1.05)
     write_day(folder / "day.parquet", 0, 64 * BATCHES, spec)
@@ -117,7 +117,7 @@ def digests(path):
 @pytest.mark.parametrize("count", [2, *map(slow, (1, 4))])
 @pytest.mark.parametrize("task", ["graph", "clicks"])
 def test_nodes_train_as_one_box(trained, task, count):
-    """One node has the bits of the single box, several come within 1e-5 after 200 batches."""
+    """One node has the bits of the single box, several come within 1e-5 after 80 batches."""
     apart = furthest(trained(task, 0), trained(task, count))
     assert apart == 0 if count == 1 else 0 < apart <= 1e-5
     assert RunFolder.open(trained(task, count)).summary()["training.batches"] >= BATCHES
@@ -151,14 +151,14 @@ def test_freely_nodes_end_elsewhere(configs, tmp_path, trained):
 def test_replicas_of_the_network_go_on_as_they_were(configs, tmp_path, dense):
     """A run that is resumed between two merges has the bits of one that was not interrupted."""
     how = {
-        "kstep": "{kind: kstep, k: 7, warm_up: 20}",
+        "kstep": "{kind: kstep, k: 7, warm_up: 10}",
         "bmuf": "{kind: bmuf, background: false, sync_every: 7, momentum: 0.5}",
     }
-    path, often = tmp_path / "run", ["--set", "checkpoint.every_batches=75", "--set", "checkpoint.keep=9"]
+    path, often = tmp_path / "run", ["--set", "checkpoint.every_batches=30", "--set", "checkpoint.keep=9"]
     nodes = ["--local-nodes", 2]
     run("train", configs / "clicks.yaml", *nodes, *often, "--set", f"nodes.dense={how[dense]}", "--out", path)
     whole = rows_of(path)
-    run("resume", path, *nodes, "--checkpoint", "0000000075")
+    run("resume", path, *nodes, "--checkpoint", "0000000030")
     again = rows_of(path)
     assert all(np.array_equal(whole[name], again[name]) for name in whole)
 
@@ -234,7 +234,7 @@ def wait_for_batches(path, process, count):
     raise AssertionError(process.communicate()[0])
 
 
-OFTEN = ["--set", "metrics.every_batches=10", "--set", "checkpoint.every_batches=40"]
+OFTEN = ["--set", "metrics.every_batches=4", "--set", "checkpoint.every_batches=16"]
 LONG = [*OFTEN, "--set", "training.epochs=2"]
 
 
@@ -256,14 +256,14 @@ def test_after_ctrl_c_and_a_kill_a_run_goes_on_to_the_same_tables(configs, tmp_p
     """Ctrl-C stops all nodes at one batch; the loss of one ends all."""
     path, nodes = tmp_path / "run", ["--local-nodes", 2]
     process = start("train", configs / "clicks.yaml", *nodes, "--out", path, "--set", SMOOTH, *OFTEN)
-    wait_for_batches(path, process, 50)
+    wait_for_batches(path, process, 20)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and f"go on with: marius-oac resume {path} --local-nodes 2\n" in text, text
     last = {part.parent.name: max(each.name for each in part.iterdir()) for part in path.glob("nodes/*/*/checkpoints")}
     assert len(last) == 2 and len(set(last.values())) == 1
     stopped = int(last["node0"])
-    assert "node" in kill(start("resume", path, *nodes), path, stopped + 20, 1)
+    assert "node" in kill(start("resume", path, *nodes), path, stopped + 8, 1)
     run("resume", path, *nodes)
     assert digests(path) == digests(trained("clicks", 2))
 
@@ -283,7 +283,7 @@ def kill_one(configs, path, after, victim):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_node_that_is_killed_ends_the_run_which_goes_on_to_the_same_tables(configs, tmp_path, uninterrupted, victim):
     path = tmp_path / "run"
-    assert "node" in kill_one(configs, path, 100, victim)
+    assert "node" in kill_one(configs, path, 40, victim)
     run("resume", path, "--local-nodes", 2)
     assert digests(path) == uninterrupted
 
@@ -293,7 +293,7 @@ def test_a_node_that_is_killed_ends_the_run_which_goes_on_to_the_same_tables(con
 def test_kill_at_random_moments(configs, tmp_path, uninterrupted, number):
     chance = random.Random(number)
     path = tmp_path / "run"
-    kill_one(configs, path, chance.randrange(10, 380), chance.randrange(2))
+    kill_one(configs, path, chance.randrange(4, 150), chance.randrange(2))
     run("resume", path, "--local-nodes", 2)
     assert digests(path) == uninterrupted
 
@@ -317,7 +317,7 @@ def test_nodes_that_are_started_again_go_on_to_the_same_tables(configs, tmp_path
     nodes.write_text(yaml.safe_dump({"restarts": 2, "timeout": 30, "nodes": entries}))
     common = ("train", configs / "clicks.yaml", "--nodes", nodes, "--out", path, *LONG)
     both = [start(*common, "--node", name, MARIUS_OAC_SECRET="0" * 64) for name in "ab"]
-    wait_for_batches(path, both[0], 100)
+    wait_for_batches(path, both[0], 40)
     children = psutil.Process(both[1].pid).children(recursive=True)
     (trainer,) = (each for each in children if each.environ().get("RANK"))
     trainer.kill()
@@ -330,7 +330,7 @@ def test_nodes_that_are_started_again_go_on_to_the_same_tables(configs, tmp_path
 @pytest.mark.slow
 def test_a_node_without_its_checkpoints_is_named_and_the_others_keep_theirs(configs, tmp_path):
     path, nodes = tmp_path / "run", ["--local-nodes", 2]
-    run("train", configs / "clicks.yaml", *nodes, "--out", path, "--set", "checkpoint.every_batches=40")
+    run("train", configs / "clicks.yaml", *nodes, "--out", path, "--set", "checkpoint.every_batches=16")
     first = digests(path)
     (layout,) = (path / "nodes").iterdir()
     checkpoints = layout / "node1" / "checkpoints"

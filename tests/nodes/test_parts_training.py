@@ -47,7 +47,7 @@ def test_clicks_with_batch_norm_and_dropout(log):
 
 NETS = {
     "graph": ["training.batch_size=660"],
-    "clicks": ["training.batch_size=256", "model.batch_norm=true", "model.dropout=0.2"],
+    "clicks": ["training.batch_size=128", "model.batch_norm=true", "model.dropout=0.2"],
     "sage": ["training.batch_size=1320", SAGE, "encoder.dropout=0.2", "encoder.embeddings=5",
              "training.regularization.weight=0", "model.decoder=distmult"],
 }  # fmt: skip

@@ -26,12 +26,13 @@ from marius_oac.runs.sharded import scaling as files
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.scaling import Change, read_state, write_request
 from marius_oac.training import scaling
-from tests.nodes.test_node_training import configs, digests, run, start
+from tests.nodes.test_node_training import BATCHES, configs, digests, run, start
 from tests.nodes.test_parts_training import NETS
 from tests.run_folders import says
 
 __all__ = ["configs"]
 PARTS = 6
+EPOCH = BATCHES * 64 // 128  # batches of `NETS["clicks"]`
 
 
 def place_of(rank, count):
@@ -292,14 +293,16 @@ def test_trainers_join_and_leave_a_run_with_the_bits_of_one_that_did_all(on_disk
         for count, before in ((4, 2), (1, 4)):
             said = run("scale", path, count)
             batch = int(re.search(f"{count} trainers? from batch ([0-9,]+) on", said)[1].replace(",", ""))
-            assert batch % 50 == 0 or bool([*path.glob(f"nodes/{before}-*/node0/checkpoints/{batch:010d}")]) == on_disk
+            assert (
+                batch % EPOCH == 0 or bool([*path.glob(f"nodes/{before}-*/node0/checkpoints/{batch:010d}")]) == on_disk
+            )
         assert "1 are training" in run("scale", path, 1)
     finally:
         process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and not (path / files.STATE).exists(), text
     batches = int(re.search(r"stopped at batch ([0-9,]+)", text)[1].replace(",", ""))
-    epochs = ["--set", f"training.epochs={batches // 50 + 1}"]  # of at most 50 batches
+    epochs = ["--set", f"training.epochs={batches // EPOCH + 1}"]
     run("resume", path, "--local-nodes", 3, *epochs)
     run("train", task, "--local-nodes", 1, "--out", tmp_path / "one", *keys, *epochs)
     assert digests(path) == digests(tmp_path / "one")

@@ -13,7 +13,7 @@ from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded.checkpoint import SERVES, Layout
 from tests.nodes import test_node_training as over_nodes
-from tests.nodes.test_node_training import SMOOTH, digests, run
+from tests.nodes.test_node_training import BATCHES, SMOOTH, digests, run
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -50,7 +50,7 @@ SERVER = {"trainers": 0}
 @pytest.mark.parametrize("task, parts", [("clicks", "null"), ("graph", 4)])
 def test_a_node_that_only_serves_changes_no_bit(configs, tmp_path, task, parts):
     """It comes first by name, and between the two that train; from its checkpoint the run goes on, to the same bits."""
-    often = ["--set", "checkpoint.every_batches=100", "--set", f"nodes.parts={parts}"]
+    often = ["--set", "checkpoint.every_batches=40", "--set", f"nodes.parts={parts}"]
     command = ["train", configs / f"{task}.yaml", "--set", SMOOTH, *often]
     run(*command, "--local-nodes", 2, "--out", tmp_path / "two")
     served = tmp_path / "served"
@@ -59,19 +59,19 @@ def test_a_node_that_only_serves_changes_no_bit(configs, tmp_path, task, parts):
     (layout,) = Layout.all(served)
     assert [SERVES in part.open(part.names()[-1]).arrays() for part in layout.parts] == [True, False, False]
     assert RunFolder.open(served).checkpoint().dense().keys()
-    train(tmp_path, "bac", "resume", served, "--checkpoint", "0000000100", a=SERVER, c={"shards": False})
+    train(tmp_path, "bac", "resume", served, "--checkpoint", "0000000040", a=SERVER, c={"shards": False})
     assert digests(served) == digests(tmp_path / "two")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", ["{mode: gba}", "{switch: [{at: 60, mode: gba}]}", "{dense: {kind: easgd}}"])
+@pytest.mark.parametrize("nodes", ["{mode: gba}", "{switch: [{at: 30, mode: gba}]}", "{dense: {kind: easgd}}"])
 def test_a_node_that_only_serves_has_its_part_of_what_is_dense(configs, tmp_path, nodes):
-    path, modes = tmp_path / "run", ["--set", f"nodes={nodes}", "--set", "checkpoint.every_batches=100"]
+    path, modes = tmp_path / "run", ["--set", f"nodes={nodes}", "--set", "checkpoint.every_batches=40"]
     train(tmp_path, "bac", "train", configs / "clicks.yaml", "--out", path, *modes, a=SERVER)
     summary = RunFolder.open(path).summary()
-    assert summary["training.batches"] == 200 and summary["valid.auc"] > 0.6
+    assert summary["training.batches"] == BATCHES and summary["valid.auc"] > 0.6
     if "gba" in nodes:
-        assert summary["dealt.tokens"] == summary["dealt.dense_gradients"] == 2 * (200 - 60 * ("60" in nodes))
+        assert summary["dealt.tokens"] == summary["dealt.dense_gradients"] == 2 * (BATCHES - 30 * ("30" in nodes))
 
 
 @pytest.mark.parametrize(
