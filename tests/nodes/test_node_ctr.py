@@ -14,7 +14,7 @@ from marius_oac.runs.spread.keyed import shared_by_shard
 from marius_oac.runtime.machine.binding import UNBOUND
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY, is_shared
 from marius_oac.tasks.ctr.task import start_ctr_task
-from marius_oac.training.cluster import data_digest
+from marius_oac.training.node_task import data_digest
 from tests.click_logs import ctr_config, small_log
 
 

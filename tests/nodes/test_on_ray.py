@@ -19,7 +19,7 @@ from tests.ports import free_ports
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-PATIENCE = 300
+PATIENCE = 600
 SMALL = {"object_store_memory": 80 << 20}
 HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
 
