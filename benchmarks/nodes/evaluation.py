@@ -1,6 +1,6 @@
 """Evaluation by several trainers: the metrics of one, and how much of the work each has.
 
-    python -m benchmarks.nodes.evaluation --graph FOLDER [--encoded FOLDER] [--split valid] [--trainers 4]
+    python -m benchmarks.nodes.evaluation --graph FOLDER [--encoded FOLDER] [--split valid] [--width 64] [--trainers 4]
 
 Processes of `torch.distributed` on this machine hold the same random values and evaluate together, as trainers do. Rows
 come from memory, not from other nodes. Scores, examples, or nodes that are encoded by a layer, and processor seconds of
@@ -82,10 +82,10 @@ def _clicks(folder: Path, work: list[int]) -> Evaluate:
     return lambda among: session.task.evaluate(session.parts, "test", True, among)
 
 
-def _encoded(folder: Path, split: Any, work: list[int]) -> Evaluate:
+def _encoded(folder: Path, split: Any, width: int, work: list[int]) -> Evaluate:
     tree = {
         "data": {"path": str(folder)},
-        "model": {"decoder": "dot", "dimension": DIMENSION},
+        "model": {"decoder": "dot", "dimension": width},
         "encoder": {"layers": [{"kind": "sage", "neighbors": 10}] * 2},
         "evaluation": {"candidates": 1000, "filtered": False, "max_edges": 10_000},
         "device": "cpu",
@@ -102,14 +102,16 @@ def _encoded(folder: Path, split: Any, work: list[int]) -> Evaluate:
     return lambda among: session.task.evaluate(session.parts, split, False, among)
 
 
-def _measure(rank: int, count: int, port: int, graphs: Sequence[str], split: str, folder: str) -> dict[str, Any]:
+def _measure(
+    rank: int, count: int, port: int, graphs: Sequence[str], split: str, width: int, folder: str
+) -> dict[str, Any]:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     group, found = TorchGroup.from_environment(60.0), {}
     works: dict[str, list[int]] = {"ranks": [0], "encoded": [0], "clicks": [0]}
     evaluations = {
         "ranks": _ranks(Path(graphs[0]), split, works["ranks"]),
-        "encoded": _encoded(Path(graphs[1]), split, works["encoded"]),
+        "encoded": _encoded(Path(graphs[1]), split, width, works["encoded"]),
         "clicks": _clicks(Path(folder), works["clicks"]),
     }
     for name, evaluate in evaluations.items():
@@ -125,13 +127,13 @@ def _measure(rank: int, count: int, port: int, graphs: Sequence[str], split: str
     return found
 
 
-def measured(count: int, graphs: Sequence[Path], split: str, folder: Path) -> list[dict[str, Any]]:
+def measured(count: int, graphs: Sequence[Path], split: str, width: int, folder: Path) -> list[dict[str, Any]]:
     """What each of so many processes found."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-        about = (count, port, [str(graph) for graph in graphs], split, str(folder))
+        about = (count, port, [str(graph) for graph in graphs], split, width, str(folder))
         return [each.result() for each in [pool.submit(_measure, rank, *about) for rank in range(count)]]
 
 
@@ -141,12 +143,15 @@ def main() -> None:
     parser.add_argument("--graph", type=Path, required=True, help="a prepared graph")
     parser.add_argument("--encoded", type=Path, help="a larger graph, whose nodes are encoded")
     parser.add_argument("--split", default="valid")
+    parser.add_argument("--width", type=int, default=DIMENSION, help="of the encoder's layers")
     parser.add_argument("--trainers", type=int, default=4)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_day(Path(folder) / "held_out.parquet", 0, EXAMPLES, LOG)
         graphs = (given.graph, given.encoded or given.graph)
-        (alone,), all_ = (measured(count, graphs, given.split, Path(folder)) for count in (1, given.trainers))
+        (alone,), all_ = (
+            measured(count, graphs, given.split, given.width, Path(folder)) for count in (1, given.trainers)
+        )
     for name, one in alone.items():
         every = [each[name] for each in all_]
         line = {

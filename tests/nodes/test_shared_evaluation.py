@@ -3,6 +3,7 @@
 import hashlib
 import io
 import signal
+import threading
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from marius_oac.runs.sharded import evaluation
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import signals
+from marius_oac.runtime.machine.peer_memory import PeerMemory
 from marius_oac.runtime.signals import StopSignal
 from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.tasks.ctr import evaluate as clicks
@@ -71,10 +73,31 @@ def test_the_leading_process_gets_what_all_have_found_in_their_order(monkeypatch
     assert shared(SERVER, make) == [["oneoneone", "", "222"]] * 4 and sorted(set(turns)) == [1, 2]
 
 
+def calls_of(monkeypatch, owner, name):
+    """The list of a method's calls from now on."""
+    found, real = [], getattr(owner, name)
+
+    def noted(*about):
+        found.append(about)
+        return real(*about)
+
+    monkeypatch.setattr(owner, name, noted)
+    return found
+
+
+FAR = {"together": None, "on other machines": ("running_kernel", lambda: threading.get_ident()),
+       "not permitted": ("may_read", lambda pid: False)}  # fmt: skip
+
+
+@pytest.mark.parametrize("far", FAR)
 @pytest.mark.parametrize("piece", [3, 1 << 20])
 @pytest.mark.parametrize("trains", [[True], SERVER, [True] * 5])
-def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece):
+def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece, far):
+    """From memory if all are on one machine and may read it, else they are sent."""
     monkeypatch.setattr(evaluation, "PIECE_BYTES", piece)
+    read, sent = calls_of(monkeypatch, PeerMemory, "read"), calls_of(monkeypatch, SharedEvaluation, "_exchange")
+    if FAR[far]:
+        monkeypatch.setattr(evaluation, *FAR[far])
     whole, count, found, calls = np.arange(22, dtype=np.float32).reshape(11, 2), sum(trains), {}, []
 
     def make(among):
@@ -88,7 +111,59 @@ def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece):
         return among.collected(io.BytesIO(b"a"), count).read().decode()  # all are still in step
 
     assert shared(trains, make) == ["a" * count] * len(trains)
-    assert all(np.array_equal(found[rank], whole) for rank in range(count)) and sorted(set(calls)) == [*range(count)]
+    assert all(np.array_equal(found[rank], whole) for rank in range(count))
+    direct = far == "together" or (len(trains) == 1 and far != "not permitted")
+    assert len(sent) == (0 if direct else count) and bool(read) == (direct and count > 1)
+    assert sorted(set(calls)) == [*range(count)] * (count > 1 or not direct)
+
+
+@pytest.mark.parametrize("error", [PermissionError(1, "not permitted"), NodeLost("of process 7", "has ended")])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_can_not_be_copied_is_said_by_who_was_stopped(monkeypatch, error, stopped):
+    """Who stops keeps its memory no longer."""
+
+    def read(memory, first, into):
+        if threading.current_thread() in stopping:
+            raise StopSignal(signal.SIGTERM)
+        raise error
+
+    stopping = set()
+    monkeypatch.setattr(PeerMemory, "read", read)
+
+    def make(among):
+        if stopped and among.rank == 1:
+            stopping.add(threading.current_thread())
+        among.completed(np.zeros((3, 1), np.float32), [0, 1, 2, 3], lambda: None)
+
+    if stopped:
+        assert [each.number for each in errors_of(SERVER, make, StopSignal)] == [signal.SIGTERM] * 4
+    else:
+        with pytest.raises(type(error)):
+            shared([True] * 3, make)
+
+
+def test_what_others_copy_is_kept_until_all_have(monkeypatch):
+    """The last of them is slow; the first would go on to write the same memory."""
+    going_on, real = [], PeerMemory.read
+
+    def slowly(memory, first, into):
+        if threading.current_thread() is slow[0]:
+            assert not going_on
+        real(memory, first, into)
+
+    slow = []
+    monkeypatch.setattr(PeerMemory, "read", slowly)
+
+    def make(among):
+        if among.rank == 2:
+            slow.append(threading.current_thread())
+            for _ in range(5):
+                among.turn()
+        among.completed(np.zeros((3, 1), np.float32), [0, 1, 2, 3], lambda: None)
+        going_on.append(among.rank)
+
+    shared([True] * 3, make)
+    assert sorted(going_on) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("which", [0, 2])

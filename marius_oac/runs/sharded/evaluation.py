@@ -9,6 +9,7 @@ Guarantees:
 - A signal on any trainer stops its work at once. In the next round all members hear of it and raise StopSignal.
 - An InputError or another error of the user's model on one trainer is raised on all, in the next round.
 - Signals wait while a round or a transfer is under way, so that no collective call is left half done.
+- Memory that the others copy stays unchanged until all have copied it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, BinaryIO
 
@@ -25,6 +27,8 @@ import torch
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.evaluation.sharing import Sharing
 from marius_oac.nodes.groups.contract import Group
+from marius_oac.runtime.machine.peer_memory import PeerMemory, may_read, readable
+from marius_oac.runtime.machine.topology import running_kernel
 from marius_oac.runtime.signals import StopSignal, put_off, signal_heard, stop_asked, stopped_at_once
 from marius_oac.types import present
 
@@ -34,7 +38,8 @@ Read = Callable[[int, np.ndarray], object]
 """Fills an array, uint8 [n], with the bytes from a place on."""
 Write = Callable[[int, int, np.ndarray], object]
 """Takes bytes, uint8 [n]: of which trainer, and from which place of its bytes on."""
-_WORKS, _SERVES, _GIVES, _COPIES, _DONE = "works", "serves", "gives", "copies", "done"
+_WORKS, _SERVES, _GIVES, _DONE = "works", "serves", "gives", "done"
+_SHOWS, _COPIES, _COPIED = "shows", "copies", "copied"
 _STOPPED, _WRONG, _FAILED = "stopped", "wrong", "failed"
 
 
@@ -92,8 +97,35 @@ class SharedEvaluation(Sharing):
         return mine
 
     def completed(self, rows: np.ndarray, starts: list[int], copied: Callable[[], object]) -> None:
-        """See `Sharing.completed`."""
+        """See `Sharing.completed`. Trainers of one machine copy the rows from each other's memory, if they may."""
         every = [rows[first:end].reshape(-1).view(np.uint8) for first, end in pairwise(starts)]
+        with readable():
+            with put_off():
+                shown = self._until_all(_SHOWS, [running_kernel(), asdict(PeerMemory.of(every[self.rank]))])
+                near = all(kernel == running_kernel() and may_read(memory["pid"]) for kernel, memory in shown)
+                said = self._until_all(_COPIES, [len(every[self.rank]), near])
+                if not all(near for _, near in said):
+                    self._exchange(every, [size for size, _ in said], copied)
+                    return
+            for sender, (_, memory) in enumerate(shown):
+                if sender != self.rank:
+                    self._copy(PeerMemory(**memory), every[sender], copied)
+            with put_off():
+                self._until_all(_COPIED, None)  # until then all keep what the others copy
+
+    def _copy(self, memory: PeerMemory, into: np.ndarray, copied: Callable[[], object]) -> None:
+        for first in range(0, len(into), PIECE_BYTES):
+            try:
+                memory.read(first, into[first : first + PIECE_BYTES])
+            except (OSError, NodeLost):
+                with put_off():
+                    self._round(_WORKS)  # raises what has become of the other trainer
+                raise
+            copied()
+            self.turn()
+
+    def _exchange(self, every: Sequence[np.ndarray], sizes: Sequence[int], copied: Callable[[], object]) -> None:
+        """Sends each trainer's rows to all others."""
 
         def read(first: int, piece: np.ndarray) -> None:
             piece[:] = every[self.rank][first : first + len(piece)]
@@ -103,9 +135,7 @@ class SharedEvaluation(Sharing):
             every[sender][first : first + len(piece)] = piece
             copied()
 
-        with put_off():
-            sizes = self._until_all(_COPIES, len(every[self.rank]))
-            self._transfer([*enumerate(sizes)], read, write)
+        self._transfer([*enumerate(sizes)], read, write)
 
     def _serve(self) -> Any:
         while True:
@@ -113,9 +143,11 @@ class SharedEvaluation(Sharing):
             kinds = {said[rank][0] for rank in self._trainers}
             if kinds == {_DONE}:
                 return said[0][1]
-            if kinds in ({_GIVES}, {_COPIES}):
-                senders = [(sender, said[rank][1]) for sender, rank in enumerate(self._trainers)]
-                self._transfer(senders[1:] if kinds == {_GIVES} else senders, None, None)
+            values = [said[rank][1] for rank in self._trainers]
+            if kinds == {_GIVES}:
+                self._transfer([*enumerate(values)][1:], None, None)
+            elif kinds == {_COPIES} and not all(near for _, near in values):
+                self._transfer([*enumerate(size for size, _ in values)], None, None)
 
     def _until_all(self, kind: str, value: Any) -> list[Any]:
         """Returns each trainer's value once all of them say this kind."""
