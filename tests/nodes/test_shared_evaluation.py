@@ -2,9 +2,10 @@
 
 import hashlib
 import io
+import itertools
 import signal
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -86,7 +87,7 @@ def calls_of(monkeypatch, owner, name):
 
 
 FAR = {"together": None, "on other machines": ("running_kernel", lambda: threading.get_ident()),
-       "not permitted": ("may_read", lambda pid: False)}  # fmt: skip
+       "not permitted": ("may_read", lambda pid: False), "not permitted to one": None}  # fmt: skip
 
 
 @pytest.mark.parametrize("far", FAR)
@@ -96,8 +97,12 @@ def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece, far):
     """From memory if all are on one machine and may read it, else they are sent."""
     monkeypatch.setattr(evaluation, "PIECE_BYTES", piece)
     read, sent = calls_of(monkeypatch, PeerMemory, "read"), calls_of(monkeypatch, SharedEvaluation, "_exchange")
+    turns = calls_of(monkeypatch, SharedEvaluation, "turn")
     if FAR[far]:
         monkeypatch.setattr(evaluation, *FAR[far])
+    if far == "not permitted to one":
+        asked = itertools.count()
+        monkeypatch.setattr(evaluation, "may_read", lambda pid: next(asked) > 0)
     whole, count, found, calls = np.arange(22, dtype=np.float32).reshape(11, 2), sum(trains), {}, []
 
     def make(among):
@@ -112,7 +117,8 @@ def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece, far):
 
     assert shared(trains, make) == ["a" * count] * len(trains)
     assert all(np.array_equal(found[rank], whole) for rank in range(count))
-    direct = far == "together" or (len(trains) == 1 and far != "not permitted")
+    direct = far == "together" or (count == 1 and far == "on other machines")
+    assert len(turns) == sum(3 * rank for rank in range(count)) + len(read)
     assert len(sent) == (0 if direct else count) and bool(read) == (direct and count > 1)
     assert sorted(set(calls)) == [*range(count)] * (count > 1 or not direct)
 
@@ -143,27 +149,32 @@ def test_what_can_not_be_copied_is_said_by_who_was_stopped(monkeypatch, error, s
 
 
 def test_what_others_copy_is_kept_until_all_have(monkeypatch):
-    """The last of them is slow; the first would go on to write the same memory."""
-    going_on, real = [], PeerMemory.read
+    """One of them is slow; meanwhile the others do not go on, and may be read."""
+    going_on, open_, slow, real = threading.Event(), [], [], PeerMemory.read
 
     def slowly(memory, first, into):
-        if threading.current_thread() is slow[0]:
-            assert not going_on
+        assert len(open_) == 3
+        if threading.current_thread() in slow:
+            assert not going_on.wait(0.1)
         real(memory, first, into)
 
-    slow = []
+    @contextmanager
+    def noted():
+        open_.append(True)
+        yield
+        open_.pop()
+
     monkeypatch.setattr(PeerMemory, "read", slowly)
+    monkeypatch.setattr(evaluation, "readable", noted)
 
     def make(among):
         if among.rank == 2:
             slow.append(threading.current_thread())
-            for _ in range(5):
-                among.turn()
         among.completed(np.zeros((3, 1), np.float32), [0, 1, 2, 3], lambda: None)
-        going_on.append(among.rank)
+        going_on.set()
 
-    shared([True] * 3, make)
-    assert sorted(going_on) == [0, 1, 2]
+    shared([True] * 3, make, 60.0)
+    assert going_on.is_set() and not open_
 
 
 @pytest.mark.parametrize("which", [0, 2])
