@@ -86,4 +86,4 @@ def test_freely_sums_are_trained_too(config, tmp_path, pooled):
     free = train(config, tmp_path / "free", "shard", 2, "pipeline.mode=async", "nodes.dense.kind=easgd")
     assert digests(free) != digests(pooled)
     one, other = (RunFolder.open(path).summary()["valid.auc"] for path in (free, pooled))
-    assert abs(one - other) < 0.05 and min(one, other) > 0.6
+    assert abs(one - other) < 0.05 and min(one, other) > 0.55
