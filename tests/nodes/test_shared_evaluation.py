@@ -86,23 +86,17 @@ def calls_of(monkeypatch, owner, name):
     return found
 
 
-FAR = {"together": None, "on other machines": ("running_kernel", lambda: threading.get_ident()),
-       "not permitted": ("may_read", lambda pid: False), "not permitted to one": None}  # fmt: skip
-
-
-@pytest.mark.parametrize("far", FAR)
+@pytest.mark.parametrize("near", ["all", "none", "all but once"])
 @pytest.mark.parametrize("piece", [3, 1 << 20])
 @pytest.mark.parametrize("trains", [[True], SERVER, [True] * 5])
-def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece, far):
-    """From memory if all are on one machine and may read it, else they are sent."""
+def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece, near):
+    """From memory if all can read that of all, else they are sent."""
     monkeypatch.setattr(evaluation, "PIECE_BYTES", piece)
     read, sent = calls_of(monkeypatch, PeerMemory, "read"), calls_of(monkeypatch, SharedEvaluation, "_exchange")
     turns = calls_of(monkeypatch, SharedEvaluation, "turn")
-    if FAR[far]:
-        monkeypatch.setattr(evaluation, *FAR[far])
-    if far == "not permitted to one":
-        asked = itertools.count()
-        monkeypatch.setattr(evaluation, "may_read", lambda pid: next(asked) > 0)
+    asked = itertools.count()
+    if near != "all":
+        monkeypatch.setattr(evaluation.Witness, "seen", lambda witness: next(asked) > 0 and near != "none")
     whole, count, found, calls = np.arange(22, dtype=np.float32).reshape(11, 2), sum(trains), {}, []
 
     def make(among):
@@ -117,7 +111,7 @@ def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece, far):
 
     assert shared(trains, make) == ["a" * count] * len(trains)
     assert all(np.array_equal(found[rank], whole) for rank in range(count))
-    direct = far == "together" or (count == 1 and far == "on other machines")
+    direct = near == "all"
     assert len(turns) == sum(3 * rank for rank in range(count)) + len(read)
     assert len(sent) == (0 if direct else count) and bool(read) == (direct and count > 1)
     assert sorted(set(calls)) == [*range(count)] * (count > 1 or not direct)

@@ -14,6 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,13 +28,13 @@ import torch
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.evaluation.sharing import Sharing
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.runtime.machine.peer_memory import PeerMemory, may_read, readable
-from marius_oac.runtime.machine.topology import running_kernel
+from marius_oac.runtime.machine.peer_memory import PeerMemory, Witness, readable
 from marius_oac.runtime.signals import StopSignal, put_off, signal_heard, stop_asked, stopped_at_once
 from marius_oac.types import present
 
 ROUND_SECONDS = 1.0
 PIECE_BYTES = 4 << 20  # that are sent at once
+_TOKEN_BYTES = 16
 Read = Callable[[int, np.ndarray], object]
 """Fills an array, uint8 [n], with the bytes from a place on."""
 Write = Callable[[int, int, np.ndarray], object]
@@ -101,8 +102,9 @@ class SharedEvaluation(Sharing):
         every = [rows[first:end].reshape(-1).view(np.uint8) for first, end in pairwise(starts)]
         with readable():
             with put_off():
-                shown = self._until_all(_SHOWS, [running_kernel(), asdict(PeerMemory.of(every[self.rank]))])
-                near = all(kernel == running_kernel() and may_read(memory["pid"]) for kernel, memory in shown)
+                token = np.frombuffer(os.urandom(_TOKEN_BYTES), np.uint8)
+                shown = self._until_all(_SHOWS, [asdict(Witness.of(token)), asdict(PeerMemory.of(every[self.rank]))])
+                near = all(Witness(**witness).seen() for witness, _ in shown)
                 said = self._until_all(_COPIES, [len(every[self.rank]), near])
                 if not all(near for _, near in said):
                     self._exchange(every, [size for size, _ in said], copied)
