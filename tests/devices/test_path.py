@@ -1,6 +1,6 @@
 """What a GPU runs, on CPU tensors: every task through the device that copies, its steps on tensors.
 
-`oac` has the bits of `sync` there, and after ten batches the rows of the compiled kernels to 1e-5. Under streams that
+`oac` has the bits of `sync` there, and after 20 batches the rows of the compiled kernels to 1e-5. Under streams that
 see every operation (tests/pipeline/stream_order.py) nothing that a step does lacks an order. With
 MARIUS_OAC_TEST_DEVICE=cuda all but the last runs on a GPU, whose streams are held for random whiles.
 """
@@ -35,7 +35,7 @@ from tests.tasks.test_encoders import ENCODERS
 from tests.tasks.test_node_classification import configure, labelled  # noqa: F401 (a fixture)
 from tests.training.test_same_bits import MODELS, OPTIMIZERS, VARIANTS
 
-BATCHES = 10
+BATCHES = 20
 ON_DEVICE = f"device={DEVICE}"
 TOLERANCE = 1e-5 if DEVICE.type == "cpu" else 1e-4  # a GPU adds up in other orders
 OWN = [f"model.decoder={EXAMPLE}:SimplE", f"training.loss.kind={EXAMPLE}:SquaredHinge",

@@ -7,9 +7,10 @@ import yaml
 from marius_oac.cli import commands as cli
 from marius_oac.data.generate.log import HISTORY, LogSpec, write_day
 from marius_oac.runs.folder.folder import RunFolder
-from tests.nodes.test_node_training import BATCHES, SMOOTH, digests, furthest, run
+from tests.nodes.test_node_training import SMOOTH, digests, furthest, run
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
+BATCHES = 200
 
 
 @pytest.fixture(scope="module")
@@ -86,4 +87,4 @@ def test_freely_sums_are_trained_too(config, tmp_path, pooled):
     free = train(config, tmp_path / "free", "shard", 2, "pipeline.mode=async", "nodes.dense.kind=easgd")
     assert digests(free) != digests(pooled)
     one, other = (RunFolder.open(path).summary()["valid.auc"] for path in (free, pooled))
-    assert abs(one - other) < 0.05 and min(one, other) > 0.55
+    assert abs(one - other) < 0.05 and min(one, other) > 0.6

@@ -69,7 +69,7 @@ def test_a_node_that_only_serves_has_its_part_of_what_is_dense(configs, tmp_path
     path, modes = tmp_path / "run", ["--set", f"nodes={nodes}", "--set", "checkpoint.every_batches=40"]
     train(tmp_path, "bac", "train", configs / "clicks.yaml", "--out", path, *modes, a=SERVER)
     summary = RunFolder.open(path).summary()
-    assert summary["training.batches"] == BATCHES and summary["valid.auc"] > 0.55
+    assert summary["training.batches"] == BATCHES and summary["valid.auc"] > 0.6
     if "gba" in nodes:
         assert summary["dealt.tokens"] == summary["dealt.dense_gradients"] == 2 * (BATCHES - 30 * ("30" in nodes))
 
