@@ -1,11 +1,7 @@
 """An evaluation that trainers share: the metrics of one, whoever scored what; how it ends for all."""
 
-import hashlib
 import io
-import itertools
 import signal
-import threading
-from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,10 +11,8 @@ import torch
 from benchmarks.nodes.trainers import train_together
 from marius_oac.data.graphs.given import GivenNegatives
 from marius_oac.errors import InputError, MariusOacError, NodeLost
-from marius_oac.evaluation import inference
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.given import evaluate_given
-from marius_oac.evaluation.inference import encode_nodes
 from marius_oac.evaluation.link_prediction import DRAW_EDGES, DrawnCandidates, _Ranking, evaluate
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.nodes.groups.thread_group import ThreadGroup
@@ -26,15 +20,12 @@ from marius_oac.runs.sharded import evaluation
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import signals
-from marius_oac.runtime.machine.peer_memory import PeerMemory
 from marius_oac.runtime.signals import StopSignal
-from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.tasks.ctr import evaluate as clicks
 from marius_oac.tasks.ctr.predict import ClickPredictor
 from marius_oac.types import Side
 from tests.click_logs import ctr_config, small_log
 from tests.evaluation.test_evaluate import make_edges, make_scorer
-from tests.evaluation.test_inference import CPU, INPUTS, LAYERS, large, make, values_of  # noqa: F401 - fixtures
 from tests.nodes.test_node_tasks import classes, labelled, links  # noqa: F401 - a fixture
 from tests.nodes.worlds import together
 
@@ -72,103 +63,6 @@ def test_the_leading_process_gets_what_all_have_found_in_their_order(monkeypatch
         return [each.decode() for each in found] if among.rank == 0 else ["no", "use"]
 
     assert shared(SERVER, make) == [["oneoneone", "", "222"]] * 4 and sorted(set(turns)) == [1, 2]
-
-
-def calls_of(monkeypatch, owner, name):
-    """The list of a method's calls from now on."""
-    found, real = [], getattr(owner, name)
-
-    def noted(*about):
-        found.append(about)
-        return real(*about)
-
-    monkeypatch.setattr(owner, name, noted)
-    return found
-
-
-@pytest.mark.parametrize("near", ["all", "none", "all but once"])
-@pytest.mark.parametrize("piece", [3, 1 << 20])
-@pytest.mark.parametrize("trains", [[True], SERVER, [True] * 5])
-def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece, near):
-    """From memory if all can read that of all, else they are sent."""
-    monkeypatch.setattr(evaluation, "PIECE_BYTES", piece)
-    read, sent = calls_of(monkeypatch, PeerMemory, "read"), calls_of(monkeypatch, SharedEvaluation, "_exchange")
-    turns = calls_of(monkeypatch, SharedEvaluation, "turn")
-    asked = itertools.count()
-    if near != "all":
-        monkeypatch.setattr(evaluation.Witness, "seen", lambda witness: next(asked) > 0 and near != "none")
-    whole, count, found, calls = np.arange(22, dtype=np.float32).reshape(11, 2), sum(trains), {}, []
-
-    def make(among):
-        starts = [*[0, 0, 4, 9, 10][:count], 11]
-        own, rows = slice(*starts[among.rank : among.rank + 2]), np.full_like(whole, -1)
-        rows[own] = whole[own]
-        for _ in range(3 * among.rank):
-            among.turn()
-        among.completed(rows, starts, lambda: calls.append(among.rank))
-        found[among.rank] = rows
-        return among.collected(io.BytesIO(b"a"), count).read().decode()  # all are still in step
-
-    assert shared(trains, make) == ["a" * count] * len(trains)
-    assert all(np.array_equal(found[rank], whole) for rank in range(count))
-    direct = near == "all"
-    assert len(turns) == sum(3 * rank for rank in range(count)) + len(read)
-    assert len(sent) == (0 if direct else count) and bool(read) == (direct and count > 1)
-    assert sorted(set(calls)) == [*range(count)] * (count > 1 or not direct)
-
-
-@pytest.mark.parametrize("error", [PermissionError(1, "not permitted"), NodeLost("of process 7", "has ended")])
-@pytest.mark.parametrize("stopped", [False, True])
-def test_what_can_not_be_copied_is_said_by_who_was_stopped(monkeypatch, error, stopped):
-    """Who stops keeps its memory no longer."""
-
-    def read(memory, first, into):
-        if threading.current_thread() in stopping:
-            raise StopSignal(signal.SIGTERM)
-        raise error
-
-    stopping = set()
-    monkeypatch.setattr(PeerMemory, "read", read)
-
-    def make(among):
-        if stopped and among.rank == 1:
-            stopping.add(threading.current_thread())
-        among.completed(np.zeros((3, 1), np.float32), [0, 1, 2, 3], lambda: None)
-
-    if stopped:
-        assert [each.number for each in errors_of(SERVER, make, StopSignal)] == [signal.SIGTERM] * 4
-    else:
-        with pytest.raises(type(error)):
-            shared([True] * 3, make)
-
-
-def test_what_others_copy_is_kept_until_all_have(monkeypatch):
-    """One of them is slow; meanwhile the others do not go on, and may be read."""
-    going_on, open_, slow, real = threading.Event(), [], [], PeerMemory.read
-
-    def slowly(memory, first, into):
-        assert len(open_) == 3
-        if threading.current_thread() in slow:
-            assert not going_on.wait(0.1)
-        real(memory, first, into)
-
-    @contextmanager
-    def noted():
-        open_.append(True)
-        yield
-        open_.pop()
-
-    monkeypatch.setattr(PeerMemory, "read", slowly)
-    monkeypatch.setattr(evaluation, "readable", noted)
-
-    def make(among):
-        if among.rank == 2:
-            slow.append(threading.current_thread())
-        among.completed(np.zeros((3, 1), np.float32), [0, 1, 2, 3], lambda: None)
-        going_on.set()
-
-    shared([True] * 3, make, 60.0)
-    assert going_on.is_set() and not open_
 
 
 @pytest.mark.parametrize("which", [0, 2])
@@ -316,12 +210,12 @@ def test_each_process_ranks_its_share(monkeypatch):
     monkeypatch.setattr(_Ranking, "_count", count)
     shared([True] * 4, lambda among: evaluate(scorer, edges, memory=1, among=among) and None)
     assert scored == dict.fromkeys(range(4), 2 * 2000 * 300 // 4)
-    counted = _Counted()
+    counted = Counted()
     evaluate(scorer, edges, memory=1, among=counted)
     assert counted.turns == pieces.count(counted) > 1
 
 
-class _Counted(Sharing):
+class Counted(Sharing):
     turns = 0
 
     def turn(self):
@@ -357,44 +251,13 @@ def test_metrics_of_clicks_are_those_of_one_process(monkeypatch, trains, by_mill
         fakes.append(_Fake(config, labels, probabilities))
         return clicks.evaluate_files(fakes[-1], files, by_million, among)
 
-    counted = _Counted()
+    counted = Counted()
     expected = make(counted)
     assert counted.turns == 10
     assert len(expected.get("millions", ())) == (3 if by_million else 0)
     assert shared(trains, make) == [expected] * len(trains)
     most = -(-10 // sum(trains))  # of the ten blocks
     assert sum(each.predicted for each in fakes) == 2 * 83 and max(each.predicted for each in fakes[1:]) <= 10 * most
-
-
-@pytest.mark.parametrize("stack", [(LAYERS[0], LAYERS[1]), (LAYERS[3], LAYERS[4])], ids=["sage", "gat"])
-@pytest.mark.parametrize("trains", [[True, True], SERVER, [True] * 30])
-def test_nodes_are_encoded_with_the_bits_of_one_process(tmp_path, large, monkeypatch, stack, trains):  # noqa: F811
-    """Thirty are more than there are chunks."""
-    encoder, values, made = make(*stack).float(), values_of(large.num_nodes), {}
-    real = inference._LayerPass._block
-
-    def block(self, begin, end):
-        made.setdefault(self._among.rank, []).append(range(begin, end))
-        return real(self, begin, end)
-
-    monkeypatch.setattr(inference._LayerPass, "_block", block)
-
-    def encode(among):
-        folder = tmp_path / f"{among.count}-{among.rank}"
-        folder.mkdir()
-        with closing(ThreadPool(1)) as thread_pool:
-            about = (values.__getitem__, INPUTS, large, folder / "out", thread_pool, CPU, 1 << 19, among)
-            found = encode_nodes(encoder, *about)
-        assert [path.name for path in folder.iterdir()] == ["out"]
-        return hashlib.sha256(found.tobytes()).hexdigest()
-
-    counted, same = _Counted(), []
-    one, (whole, made) = encode(counted), (made, {})
-    assert counted.turns == len(whole[0]) > 10
-    shared(trains, lambda among: same.append(encode(among)))
-    assert same == [one] * sum(trains)
-    assert sorted((each for every in made.values() for each in every), key=str) == sorted(whole[0], key=str)
-    assert max(map(len, made.values())) <= len(whole[0]) // sum(trains) + 2
 
 
 @pytest.mark.parametrize("kind", ["clicks", "ranks", "encoded", "classes"])

@@ -28,13 +28,13 @@ import torch
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.evaluation.sharing import Sharing
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.runtime.machine.peer_memory import PeerMemory, Witness, readable
+from marius_oac.runtime.machine.peer_memory import Nonce, PeerMemory, readable
 from marius_oac.runtime.signals import StopSignal, put_off, signal_heard, stop_asked, stopped_at_once
 from marius_oac.types import present
 
 ROUND_SECONDS = 1.0
 PIECE_BYTES = 4 << 20  # that are sent at once
-_TOKEN_BYTES = 16
+_NONCE_BYTES = 16
 Read = Callable[[int, np.ndarray], object]
 """Fills an array, uint8 [n], with the bytes from a place on."""
 Write = Callable[[int, int, np.ndarray], object]
@@ -102,9 +102,9 @@ class SharedEvaluation(Sharing):
         every = [rows[first:end].reshape(-1).view(np.uint8) for first, end in pairwise(starts)]
         with readable():
             with put_off():
-                token = np.frombuffer(os.urandom(_TOKEN_BYTES), np.uint8)
-                shown = self._until_all(_SHOWS, [asdict(Witness.of(token)), asdict(PeerMemory.of(every[self.rank]))])
-                near = all(Witness(**witness).seen() for witness, _ in shown)
+                content = np.frombuffer(os.urandom(_NONCE_BYTES), np.uint8)
+                shown = self._until_all(_SHOWS, [asdict(Nonce.of(content)), asdict(PeerMemory.of(every[self.rank]))])
+                near = all(Nonce(**nonce).seen() for nonce, _ in shown)
                 said = self._until_all(_COPIES, [len(every[self.rank]), near])
                 if not all(near for _, near in said):
                     self._exchange(every, [size for size, _ in said], copied)

@@ -67,7 +67,7 @@ class PeerMemory:
 
 
 @dataclass(frozen=True)
-class Witness:
+class Nonce:
     """Random bytes in a process's memory, by which another one knows that it reads that process: in another container,
     or on another machine, the same `pid` is another process.
 
@@ -80,12 +80,12 @@ class Witness:
     content: str
 
     @classmethod
-    def of(cls, kept: np.ndarray) -> Witness:
+    def of(cls, kept: np.ndarray) -> Nonce:
         """That of random bytes, uint8 [n], of this process. The caller keeps them."""
         return cls(os.getpid(), kept.ctypes.data, kept.tobytes().hex())
 
     def seen(self) -> bool:
-        """Whether this process can read the memory of the one that shows the witness."""
+        """Whether this process can read the memory of the one that shows the nonce."""
         found = np.zeros(len(self.content) // 2, np.uint8)
         try:
             count = _read(self.pid, self.address, found.ctypes.data, found.size)
