@@ -13,6 +13,7 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.batch import Batch
+from marius_oac.runtime.channel import Closed
 from marius_oac.types import BatchData
 
 
@@ -26,3 +27,24 @@ def test_a_batch_that_no_message_holds_is_the_users_to_make_smaller():
         with source, pytest.raises(InputError, match="training.batch_size: batch 7: .* make batches smaller"):
             source.begin(0, 9, None, lambda: False).read(Batch(plan))
         assert ready.is_set()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_connection_that_can_not_be_closed_leaves_no_thread(monkeypatch, failing):
+    """A thread that is left would keep the process from ending."""
+    network, before = Network(), set(threading.enumerate())
+    servers = [network.server(name, {0: "a"}, Limits()) for name in "ab"]
+    clients = [network.client(name, 0) for name in "ab"]
+    source = RemoteSource(clients, [ValueFormat(4)], True, 4, lambda *stretch: None, lambda: None)
+    source.reconcile = lambda message: None
+
+    def close(client=clients[failing], closed=clients[failing].close):
+        closed()
+        raise OSError(client.name)
+
+    monkeypatch.setattr(clients[failing], "close", close)
+    with pytest.raises(OSError, match=clients[failing].name), source:
+        assert len(set(threading.enumerate()) - before) == 2
+    assert set(threading.enumerate()) == before and all(isinstance(error, Closed) for error in source._errors)
+    for server in servers:
+        server.close()

@@ -133,3 +133,21 @@ def test_a_guest_is_told_of_the_run_once():
         for elastic_worker in (early, late):
             elastic_worker.send(LOOK_UP)
             assert hears(elastic_worker) is Found
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_endpoint_that_can_not_be_closed_leaves_no_thread(monkeypatch, failing):
+    network, before = Network(), set(threading.enumerate())
+    doors = [network.server(name, {0: name}) for name in "ab"]
+
+    def close(closed=doors[failing].close):
+        closed()
+        raise OSError("can't be closed")
+
+    monkeypatch.setattr(doors[failing], "close", close)
+    with (
+        pytest.raises(OSError, match="can't be closed"),
+        ShardServer(Shard([], 1), [(door, [0]) for door in doors], print),
+    ):
+        assert len(set(threading.enumerate()) - before) == 2
+    assert set(threading.enumerate()) == before

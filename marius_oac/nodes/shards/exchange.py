@@ -22,7 +22,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -248,9 +248,10 @@ class RemoteSource(RowSource):
         return self
 
     def __exit__(self, *_: object) -> None:
-        for connection in self.connections:
-            connection.close()
-        self._receiving.join()
-        if self._reconciling.is_alive():
-            self._to_reconcile.put(None)
-            self._reconciling.join()
+        with ExitStack() as stack:  # no thread is left even if a connection can't be closed
+            if self._reconciling.is_alive():
+                stack.callback(self._reconciling.join)
+                stack.callback(self._to_reconcile.put, None)  # after the receiving thread, which puts others
+            stack.callback(self._receiving.join)
+            for connection in reversed(self.connections):
+                stack.callback(connection.close)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
 
@@ -192,11 +192,16 @@ class ShardServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for endpoint in self._endpoints:
-            with suppress(NodeLost):
-                endpoint.close()
-        for thread in self._threads:
-            thread.join()
+        with ExitStack() as stack:  # no thread is left even if an endpoint can't be closed
+            for thread in reversed(self._threads):
+                stack.callback(thread.join)
+            for endpoint in reversed(self._endpoints):
+                stack.callback(_close, endpoint)
+
+
+def _close(endpoint: Server) -> None:
+    with suppress(NodeLost):
+        endpoint.close()
 
 
 def reason_of(error: BaseException) -> str:

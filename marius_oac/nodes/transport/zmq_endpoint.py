@@ -282,7 +282,12 @@ class ZmqEndpoint(Endpoint):
         for number in range(_MOST_AT_ONCE):
             if not has_event(self._socket, POLLIN):
                 return number
-            frames = [self._socket.recv(NOBLOCK, copy=False)]
+            try:
+                frames = [self._socket.recv(NOBLOCK, copy=False)]
+            except zmq.Again:
+                # Before every 100th frame libzmq looks whether the peer has gone; a client's socket then drops what is
+                # unread. (In the middle of a message its own assertion ends the process: fq.cpp, `!_more`.)
+                return number
             while frames[-1].more:
                 frames.append(self._socket.recv(NOBLOCK, copy=False))
             self._take_in(frames)
@@ -312,14 +317,17 @@ class ZmqEndpoint(Endpoint):
             if self._closed:
                 return
             self._closed = True
-            self._wake()
-            self._before_parting()
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._pumping)
-            if self._error is None:
-                self._part()
-        KEEPER.remove(self)
-        self._release(0 if self._aborted else round(1000 * self.timeout))  # later callers find it closed
+        try:
+            with self._changed:
+                self._wake()
+                self._before_parting()
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._pumping)
+                if self._error is None:
+                    self._part()
+        finally:
+            KEEPER.remove(self)
+            self._release(0 if self._aborted else round(1000 * self.timeout))  # later callers find it closed
 
     def _before_parting(self) -> None:
         """Called with the lock, when it is closed."""

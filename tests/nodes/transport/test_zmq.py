@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.transport import zmq_endpoint
 from marius_oac.nodes.transport.contract import Limits, Request, Security
 from marius_oac.nodes.transport.keeper import KEEPER
 from marius_oac.nodes.transport.zmq_client import ZmqClient
@@ -130,6 +131,26 @@ def held():
     return process.num_fds(), process.num_threads(), {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.parametrize("parting", [False, True])
+def test_what_could_be_received_a_moment_ago_may_be_gone(wires, monkeypatch, parting):
+    """libzmq drops what a client has not received when its server has gone, also between EVENTS and the receiving."""
+    server, client = wires.pair(0)
+    told, has_event = [], zmq_endpoint.has_event
+
+    def dropped(socket, event):
+        if event != POLLIN or has_event(socket, event) or socket is not client._socket:
+            return has_event(socket, event)
+        told.append(event)
+        return len(told) % 2 == 1
+
+    monkeypatch.setattr(zmq_endpoint, "has_event", dropped)
+    if not parting:
+        server.send(0, [b"after"])
+        assert content(client.receive()) == [b"after"]
+    client.close()
+    assert told
+
+
 def test_nothing_is_left_after_close(wires):
     def run():
         server, client = wires.pair(0)
@@ -148,6 +169,25 @@ def test_nothing_is_left_after_close(wires):
     before = held()
     for _ in range(3):
         run()
+    assert held() == before
+
+
+def test_a_client_that_can_not_part_leaves_nothing_either(wires, monkeypatch):
+    def run():
+        server, client = wires.pair(0)
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no farewell"):
+            patch.setattr(client, "_part", part)
+            client.close()
+        client.close()
+        server.abort()
+        server.close()
+
+    def part():
+        raise OSError("no farewell")
+
+    run()
+    before = held()
+    run()
     assert held() == before
 
 
