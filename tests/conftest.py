@@ -13,7 +13,7 @@ from marius_oac.kernels import ahead
 from marius_oac.models.compute import user_code as own_code
 from marius_oac.runtime import console
 from marius_oac.training import local as training
-from tests import costs, forked, skips
+from tests import costs, forked, hangs, skips
 from tests.device import DEVICE
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
@@ -48,6 +48,13 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(*forked.SELDOM)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call):
+    report = yield
+    hangs.add_to(report, call.excinfo)
+    return report
 
 
 def pytest_sessionfinish():

@@ -3,7 +3,7 @@
 Imports take a program seconds, many times what most tests want of it. `Popen` is `subprocess.Popen`, but a program for
 this Python begins where its imports are done. As if it were started anew, it is a child of the caller, with the
 caller's variables, folder, streams, limits and processors; it ends as any interpreter does, and what it starts itself
-is forked likewise. What /proc says of its command line is not its own.
+is forked likewise. What /proc says of its command line is not its own, and one more descriptor is open (`hangs`).
 
 It is started anew where variables differ that imports read, and with options of Python or of `Popen` that are not
 carried over. Some test of each way to start something must not fork.
@@ -31,6 +31,7 @@ from pathlib import Path
 from types import ModuleType
 
 from marius_oac.nodes.launch.parent import bound
+from tests import hangs
 
 ROOT = Path(__file__).parents[1]
 READ_BY_IMPORTS = (
@@ -227,6 +228,7 @@ def _serve(line: socket.socket) -> Program | None:
 
 def _take_over(program: Program, streams: Sequence[int]) -> None:
     """Gives this process what the program has of its parent."""
+    hangs.tell_when_asked()
     if program.own_session:
         os.setsid()
     if program.bound:
