@@ -6,7 +6,7 @@ graph of any size.
 
 Guarantees:
 - The result is a pure function of encoder, values, neighbours and `memory`: the same bits for any number of threads.
-- The file is complete or doesn't exist. No other files are left, even after an error.
+- The file is complete or doesn't exist; who keeps it flushes it. No other files are left, even after an error.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
 from marius_oac.models.gnn.layers import GatLayer, Layer, SageLayer
 from marius_oac.runtime import blas
-from marius_oac.runtime.files.atomic import disk_errors, sync, unfinished
-from marius_oac.runtime.files.npy import mapped_npy
+from marius_oac.runtime.files.atomic import disk_errors, unfinished
 from marius_oac.runtime.progress import Progress
 from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.types import present
@@ -58,7 +57,7 @@ def encode_nodes(
     memory: int = MEMORY,
     among: Sharing = UNSHARED,
 ) -> np.ndarray:
-    """The values of all nodes, float32 [N, encoder.width], mapped read-only from the .npy file `out`.
+    """The values of all nodes, float32 [N, encoder.width], read-only and mapped from the .npy file `out`.
 
     They are those of `Encoder.forward` on blocks of all neighbours, without dropout. The encoder's mode is restored.
     Meanwhile there is at most one other file, with N values of an intermediate layer. Nodes that are equal in every
@@ -74,7 +73,7 @@ def encode_nodes(
         device: a CPU or CUDA device.
         memory: in bytes, see `encoding_bytes`.
         among: the processes that encode the same nodes together. Each computes some chunks of every layer, and all have
-            all values; the file is each process's own.
+            all values; those of one machine map one file, which is at `out` of the first of them.
 
     Raises:
         InputError: the disk is full, or can't be written.
@@ -82,27 +81,29 @@ def encode_nodes(
     layers, num_nodes = encoder.sequence(), neighbors.num_nodes
     temporary = [unfinished(out.with_name(f"{out.name}.{number}")) for number in range(1, len(layers))]
     temporary.append(unfinished(out))
-    layer_pass, mapped = _LayerPass(neighbors, thread_pool, device, memory, among), None
+    layer_pass = _LayerPass(neighbors, thread_pool, device, memory, among)
+    mapped: np.ndarray | None = None
     fill: Callable[[np.ndarray, np.ndarray], None] = partial(_fill, read)
     try:
         nodes, shown = num_nodes * len(layers), among.rank == 0
         with _ready(encoder, device), Progress("encoding", "nodes", nodes, shown=shown) as progress:
             for number, (layer, inputs) in enumerate(zip(layers, _widths(encoder, width), strict=True)):
                 with disk_errors(out):
-                    mapped = mapped_npy(temporary[number], (num_nodes, layer.width), np.float32)
+                    mapped = among.mapped(temporary[number], (num_nodes, layer.width))
                 activation = layer.activation if number + 1 < len(layers) else nn.Identity()
                 layer_pass.encode(layer, activation, inputs, fill, mapped, progress)
                 fill = _Filler(mapped, thread_pool, memory)
                 if number:
-                    temporary[number - 1].unlink()
-        with disk_errors(out):
-            present(mapped).flush()
-            os.replace(temporary[-1], out)
-            sync(out.parent)
+                    temporary[number - 1].unlink(missing_ok=True)
+        if temporary[-1].exists():  # else another process has it
+            with disk_errors(out):
+                os.replace(temporary[-1], out)
     finally:
         for path in temporary:
             path.unlink(missing_ok=True)
-    return np.load(out, mmap_mode="r", allow_pickle=False)
+    found = present(mapped)
+    found.flags.writeable = False
+    return found
 
 
 def encoding_bytes(

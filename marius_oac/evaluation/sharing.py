@@ -8,9 +8,12 @@ before. So metrics have the same bits whoever scored what, also those of the use
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+
+from marius_oac.runtime.files.npy import mapped_npy
 
 
 class Sharing:
@@ -59,13 +62,24 @@ class Sharing:
         mine.seek(0)
         return mine
 
-    def completed(self, rows: np.ndarray, starts: list[int], copied: Callable[[], object]) -> None:
-        """Copies the rows that each process has made to all others. Collective.
+    def mapped(self, path: Path, shape: tuple[int, int]) -> np.ndarray:
+        """Makes a .npy file of zeros, float32 of this shape, that all processes fill together, and maps it for writing.
+        Collective.
+
+        Processes of one machine map one file, so it is at `path` of the first of them alone.
+
+        Raises:
+            OSError: the disk is full, or can't be written.
+            StopSignal, MariusOacError: as `turn`.
+        """
+        return mapped_npy(path, shape, np.float32)
+
+    def completed(self, rows: np.ndarray, starts: list[int], dropped: Callable[[], object]) -> None:
+        """Has all rows of an array of `mapped` on all processes. Collective.
 
         Args:
-            rows: [n, ...], C order, the same shape and dtype everywhere. The process of rank r has made those from
-                starts[r] to starts[r + 1] - 1; the others are overwritten.
-            copied: called after each few MiB, for example to release memory.
+            rows: the array. The process of rank r has filled the rows from starts[r] to starts[r + 1] - 1.
+            dropped: called after each few MiB that other machines send, to release memory.
 
         Raises:
             StopSignal, MariusOacError: as `turn`.

@@ -1,22 +1,21 @@
-"""A layer that trainers encode together: all have it, from each other's memory or by messages, with the bits of one."""
+"""A layer that trainers encode together: all have it, in one file of a machine or by messages, with the bits of one."""
 
+import gc
 import hashlib
 import io
-import itertools
-import signal
+import os
 import threading
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from marius_oac.errors import NodeLost
+from marius_oac.errors import InputError
 from marius_oac.evaluation import inference
 from marius_oac.evaluation.inference import encode_nodes
 from marius_oac.runs.sharded import evaluation
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
-from marius_oac.runtime.machine.peer_memory import PeerMemory
-from marius_oac.runtime.signals import StopSignal
+from marius_oac.runtime.machine.peer_files import Nonce
 from marius_oac.runtime.thread_pool import ThreadPool
 from tests.evaluation.test_inference import CPU, INPUTS, LAYERS, large, make, values_of  # noqa: F401 - fixtures
 from tests.nodes.test_shared_evaluation import SERVER, Counted, errors_of, shared
@@ -34,89 +33,115 @@ def calls_of(monkeypatch, owner, name):
     return found
 
 
-@pytest.mark.parametrize("near", ["all", "none", "all but once"])
+class Machines:
+    """Says which trainer is on which machine: it sees the nonces of those of its own alone."""
+
+    def __init__(self, monkeypatch, machines):
+        self.machines, self.rank, self.shower = machines, {}, {}
+        made, seen = Nonce.made, Nonce.seen
+
+        def noted():
+            nonce = made()
+            self.shower[nonce.content] = self.here()
+            return nonce
+
+        monkeypatch.setattr(Nonce, "made", staticmethod(noted))
+        monkeypatch.setattr(Nonce, "seen", lambda nonce: self.near(self.shower[nonce.content]) and seen(nonce))
+
+    def here(self):
+        return self.rank[threading.get_ident()]
+
+    def near(self, other):
+        return self.machines[self.here()] == self.machines[other]
+
+
+WHOLE = np.arange(22, dtype=np.float32).reshape(11, 2)
+
+
+@pytest.mark.parametrize("machines", ["aaaaa", "abcde", "abbac", "aabbb"])
 @pytest.mark.parametrize("piece", [3, 1 << 20])
 @pytest.mark.parametrize("trains", [[True], SERVER, [True] * 5])
-def test_all_have_the_rows_that_each_has_made(monkeypatch, trains, piece, near):
-    """From memory if all can read that of all, else they are sent."""
+def test_all_have_the_rows_that_each_has_made(monkeypatch, tmp_path, trains, piece, machines):
+    """Those of one machine in one file; to other machines they are sent."""
     monkeypatch.setattr(evaluation, "PIECE_BYTES", piece)
-    read, sent = calls_of(monkeypatch, PeerMemory, "read"), calls_of(monkeypatch, SharedEvaluation, "_exchange")
-    turns = calls_of(monkeypatch, SharedEvaluation, "turn")
-    asked = itertools.count()
-    if near != "all":
-        monkeypatch.setattr(evaluation.Nonce, "seen", lambda nonce: next(asked) > 0 and near != "none")
-    whole, count, found, calls = np.arange(22, dtype=np.float32).reshape(11, 2), sum(trains), {}, []
+    sent = calls_of(monkeypatch, SharedEvaluation, "_transfer")
+    count, found, calls, places = sum(trains), [], [], Machines(monkeypatch, machines)
+    firsts = {machines.index(each) for each in machines[:count]}
 
     def make(among):
+        places.rank[threading.get_ident()] = among.rank
         starts = [*[0, 0, 4, 9, 10][:count], 11]
-        own, rows = slice(*starts[among.rank : among.rank + 2]), np.full_like(whole, -1)
-        rows[own] = whole[own]
-        for _ in range(3 * among.rank):
-            among.turn()
-        among.completed(rows, starts, lambda: calls.append(among.rank))
-        found[among.rank] = rows
+        own = slice(*starts[among.rank : among.rank + 2])
+        for number in range(2):
+            for _ in range(3 * among.rank):
+                among.turn()
+            path = tmp_path / f"{number}-{among.rank}.npy"
+            rows = among.mapped(path, WHOLE.shape)
+            assert path.exists() == (among.rank in firsts)
+            rows[own] = WHOLE[own]
+            among.completed(rows, starts, lambda: calls.append(among.rank))
+            found.append(rows)
         return among.collected(io.BytesIO(b"a"), count).read().decode()  # all are still in step
 
+    before = set(os.listdir("/proc/self/fd"))
     assert shared(trains, make) == ["a" * count] * len(trains)
-    assert all(np.array_equal(found[rank], whole) for rank in range(count))
-    direct = near == "all"
-    assert len(turns) == sum(3 * rank for rank in range(count)) + len(read)
-    assert len(sent) == (0 if direct else count) and bool(read) == (direct and count > 1)
-    assert sorted(set(calls)) == [*range(count)] * (count > 1 or not direct)
+    assert len(found) == 2 * count and all(np.array_equal(rows, WHOLE) for rows in found)
+    assert {*calls} == (set(range(count)) if len(firsts) > 1 else set())
+    assert len(sent) == len(trains) * (1 + 2 * (len(firsts) > 1))  # the one of `collected`, and each array
+    assert len({*os.listdir("/proc/self/fd")} - before) <= len(found) and len(os.listdir(tmp_path)) == 2 * len(firsts)
 
 
-@pytest.mark.parametrize("error", [PermissionError(1, "not permitted"), NodeLost("of process 7", "has ended")])
-@pytest.mark.parametrize("stopped", [False, True])
-def test_what_can_not_be_copied_is_said_by_who_was_stopped(monkeypatch, error, stopped):
-    """Who stops keeps its memory no longer."""
-
-    def read(memory, first, into):
-        if threading.current_thread() in stopping:
-            raise StopSignal(signal.SIGTERM)
-        raise error
-
-    stopping = set()
-    monkeypatch.setattr(PeerMemory, "read", read)
+def test_where_not_all_see_each_other_each_has_a_file(monkeypatch, tmp_path):
+    """As from a machine into its containers, but not back: here each sees the one before it alone."""
+    places = Machines(monkeypatch, "aaa")
+    places.near = lambda other: other == places.here() - 1
 
     def make(among):
-        if stopped and among.rank == 1:
-            stopping.add(threading.current_thread())
-        among.completed(np.zeros((3, 1), np.float32), [0, 1, 2, 3], lambda: None)
+        places.rank[threading.get_ident()] = among.rank
+        rows = among.mapped(tmp_path / f"{among.rank}", (3, 1))
+        rows[among.rank] = among.rank
+        among.completed(rows, [0, 1, 2, 3], lambda: None)
+        return rows.ravel().tolist()
 
-    if stopped:
-        assert [each.number for each in errors_of(SERVER, make, StopSignal)] == [signal.SIGTERM] * 4
-    else:
-        with pytest.raises(type(error)):
-            shared([True] * 3, make)
+    assert shared([True] * 3, make) == [[0, 1, 2]] * 3 and len(os.listdir(tmp_path)) == 3
 
 
-def test_what_others_copy_is_kept_until_all_have(monkeypatch):
-    """One of them is slow; meanwhile the others do not go on, and may be read."""
-    going_on, open_, slow, real = threading.Event(), [], [], PeerMemory.read
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("which", [0, 2])
+def test_an_error_of_one_ends_all_and_leaves_no_descriptor(tmp_path, which, when):
+    def make(among):
+        if among.rank == which and when == "before":
+            raise InputError("the disk is full", "there")
+        rows = among.mapped(tmp_path / f"{among.rank}", (3, 1))
+        if among.rank == which:
+            raise InputError("the disk is full", "there")
+        among.completed(rows, [0, 1, 2, 3], lambda: None)
 
-    def slowly(memory, first, into):
-        assert len(open_) == 3
-        if threading.current_thread() in slow:
+    gc.collect()
+    before = {*os.listdir("/proc/self/fd")}
+    assert len(errors_of(SERVER, make, InputError)) == 4
+    gc.collect()
+    assert {*os.listdir("/proc/self/fd")} <= before
+
+
+def test_nobody_goes_on_before_all_rows_are_there(monkeypatch, tmp_path):
+    """On another machine its first trainer still takes them in."""
+    places, going_on, real = Machines(monkeypatch, "abb"), threading.Event(), SharedEvaluation._exchange
+
+    def exchange(among, *about):
+        real(among, *about)
+        if among.rank == 1:
             assert not going_on.wait(0.1)
-        real(memory, first, into)
 
-    @contextmanager
-    def noted():
-        open_.append(True)
-        yield
-        open_.pop()
-
-    monkeypatch.setattr(PeerMemory, "read", slowly)
-    monkeypatch.setattr(evaluation, "readable", noted)
+    monkeypatch.setattr(SharedEvaluation, "_exchange", exchange)
 
     def make(among):
-        if among.rank == 2:
-            slow.append(threading.current_thread())
-        among.completed(np.zeros((3, 1), np.float32), [0, 1, 2, 3], lambda: None)
+        places.rank[threading.get_ident()] = among.rank
+        among.completed(among.mapped(tmp_path / f"{among.rank}", (3, 1)), [0, 1, 2, 3], lambda: None)
         going_on.set()
 
     shared([True] * 3, make, 60.0)
-    assert going_on.is_set() and not open_
+    assert going_on.is_set()
 
 
 @pytest.mark.parametrize("stack", [(LAYERS[0], LAYERS[1]), (LAYERS[3], LAYERS[4])], ids=["sage", "gat"])
@@ -138,7 +163,8 @@ def test_nodes_are_encoded_with_the_bits_of_one_process(tmp_path, large, monkeyp
         with closing(ThreadPool(1)) as thread_pool:
             about = (values.__getitem__, INPUTS, large, folder / "out", thread_pool, CPU, 1 << 19, among)
             found = encode_nodes(encoder, *about)
-        assert [path.name for path in folder.iterdir()] == ["out"]
+        assert [path.name for path in folder.iterdir()] == ["out"] * (among.rank == 0)
+        assert not found.flags.writeable
         return hashlib.sha256(found.tobytes()).hexdigest()
 
     counted, same = Counted(), []

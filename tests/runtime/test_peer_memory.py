@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from marius_oac.errors import NodeLost
 from marius_oac.runtime.machine import peer_memory
-from marius_oac.runtime.machine.peer_memory import Nonce, PeerMemory, may_read, readable
+from marius_oac.runtime.machine.peer_memory import PeerMemory, may_read, readable
 
 OWNER = """
 import sys
@@ -107,21 +107,3 @@ def test_others_may_read_within_the_block_alone(monkeypatch):
         assert said == [(0x59616D61, 2**64 - 1)]
         raise KeyError
     assert said[1:] == [(0x59616D61, 0)]
-
-
-def test_a_nonce_is_seen_in_the_process_that_shows_it_alone(owner):
-    """Process ids are those of a container: another one's may be that of any process here, also of this one."""
-    there = Nonce(owner.pid, owner.address, bytes(range(16)).hex())
-    assert there.seen()
-    assert not replace(there, content=bytes(range(1, 17)).hex()).seen()
-    assert not replace(there, address=0).seen()
-    kept = np.frombuffer(os.urandom(16), np.uint8)
-    own = Nonce.of(kept)
-    assert own.seen() and own.content == kept.tobytes().hex()
-    assert not replace(own, address=8).seen()  # where nothing is
-    assert not replace(own, pid=owner.pid).seen() and not replace(own, pid=1 << 22).seen()
-
-
-def test_a_nonce_must_be_read_whole(owner, monkeypatch):
-    monkeypatch.setattr(peer_memory, "_read", lambda pid, there, here, size: size - 1)
-    assert not Nonce(owner.pid, owner.address, bytes(16).hex()).seen()

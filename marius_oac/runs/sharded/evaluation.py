@@ -9,7 +9,7 @@ Guarantees:
 - A signal on any trainer stops its work at once. In the next round all members hear of it and raise StopSignal.
 - An InputError or another error of the user's model on one trainer is raised on all, in the next round.
 - Signals wait while a round or a transfer is under way, so that no collective call is left half done.
-- Memory that the others copy stays unchanged until all have copied it.
+- Trainers of one machine fill one file together, and have all of it once all have filled their parts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -28,19 +29,19 @@ import torch
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.evaluation.sharing import Sharing
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.runtime.machine.peer_memory import Nonce, PeerMemory, readable
+from marius_oac.runtime.files.npy import mapped_npy
+from marius_oac.runtime.machine.peer_files import Nonce, PeerFile
 from marius_oac.runtime.signals import StopSignal, put_off, signal_heard, stop_asked, stopped_at_once
 from marius_oac.types import present
 
 ROUND_SECONDS = 1.0
 PIECE_BYTES = 4 << 20  # that are sent at once
-_NONCE_BYTES = 16
 Read = Callable[[int, np.ndarray], object]
 """Fills an array, uint8 [n], with the bytes from a place on."""
 Write = Callable[[int, int, np.ndarray], object]
 """Takes bytes, uint8 [n]: of which trainer, and from which place of its bytes on."""
 _WORKS, _SERVES, _GIVES, _DONE = "works", "serves", "gives", "done"
-_SHOWS, _COPIES, _COPIED = "shows", "copies", "copied"
+_SHOWS, _SEES, _LENDS, _MADE, _HAS = "shows", "sees", "lends", "made", "has"
 _STOPPED, _WRONG, _FAILED = "stopped", "wrong", "failed"
 
 
@@ -60,6 +61,9 @@ class SharedEvaluation(Sharing):
         self._next = time.monotonic() + round_seconds
         self._all_know = False
         """Whether an error was heard in a round."""
+        self._firsts: list[int] = []
+        self._lent = ExitStack()
+        """Closes the files that others open."""
 
     def evaluate(self, make: Callable[[Sharing], Any]) -> Any:
         """Returns what `make` returns on the leading process, a plain value. Collective.
@@ -76,6 +80,8 @@ class SharedEvaluation(Sharing):
         except BaseException as error:
             self._tell(error)
             raise
+        finally:
+            self._lent.close()
 
     def turn(self) -> None:
         """See `Sharing.turn`."""
@@ -97,47 +103,55 @@ class SharedEvaluation(Sharing):
             mine.seek(0)
         return mine
 
-    def completed(self, rows: np.ndarray, starts: list[int], copied: Callable[[], object]) -> None:
-        """See `Sharing.completed`. Trainers of one machine copy the rows from each other's memory, if they may."""
+    def mapped(self, path: Path, shape: tuple[int, int]) -> np.ndarray:
+        """See `Sharing.mapped`."""
+        self._firsts = self._firsts or self._first_of_each_machine()
+        first, mine, own = self._firsts[self.rank], None, None
+        if first == self.rank:
+            own = mapped_npy(path, shape, np.float32)
+            descriptor = os.open(path, os.O_RDWR)
+            self._lent.callback(os.close, descriptor)
+            mine = asdict(PeerFile(os.getpid(), descriptor))
+        with put_off():
+            file = self._until_all(_LENDS, mine)[first]
+        return np.load(PeerFile(**file).path(), mmap_mode="r+", allow_pickle=False) if own is None else own
+
+    def _first_of_each_machine(self) -> list[int]:
+        """The first trainer of each one's machine: of those whose files it can open. If not all trainers of a machine
+        find the same one, as where a container can see into another, each counts as a machine."""
+        nonce = Nonce.made()
+        try:
+            with put_off():
+                shown = [Nonce(**each) for each in self._until_all(_SHOWS, asdict(nonce))]
+                first = next(rank for rank, each in enumerate(shown) if rank == self.rank or each.seen())
+                firsts = self._until_all(_SEES, first)
+        finally:
+            os.close(nonce.descriptor)
+        return firsts if all(firsts[first] == first for first in firsts) else [*range(self.count)]
+
+    def completed(self, rows: np.ndarray, starts: list[int], dropped: Callable[[], object]) -> None:
+        """See `Sharing.completed`."""
         every = [rows[first:end].reshape(-1).view(np.uint8) for first, end in pairwise(starts)]
-        with readable():
-            with put_off():
-                content = np.frombuffer(os.urandom(_NONCE_BYTES), np.uint8)
-                shown = self._until_all(_SHOWS, [asdict(Nonce.of(content)), asdict(PeerMemory.of(every[self.rank]))])
-                near = all(Nonce(**nonce).seen() for nonce, _ in shown)
-                said = self._until_all(_COPIES, [len(every[self.rank]), near])
-                if not all(near for _, near in said):
-                    self._exchange(every, [size for size, _ in said], copied)
-                    return
-            for sender, (_, memory) in enumerate(shown):
-                if sender != self.rank:
-                    self._copy(PeerMemory(**memory), every[sender], copied)
-            with put_off():
-                self._until_all(_COPIED, None)  # until then all keep what the others copy
+        with put_off():
+            said = self._until_all(_MADE, [len(every[self.rank]), self._firsts[self.rank]])
+            self._lent.close()  # all have what they share
+            if _is_sent(said):
+                self._exchange(every, [size for size, _ in said], dropped)
+                self._until_all(_HAS, None)
 
-    def _copy(self, memory: PeerMemory, into: np.ndarray, copied: Callable[[], object]) -> None:
-        for first in range(0, len(into), PIECE_BYTES):
-            try:
-                memory.read(first, into[first : first + PIECE_BYTES])
-            except (OSError, NodeLost):
-                with put_off():
-                    self._round(_WORKS)  # raises what has become of the other trainer
-                raise
-            copied()
-            self.turn()
-
-    def _exchange(self, every: Sequence[np.ndarray], sizes: Sequence[int], copied: Callable[[], object]) -> None:
-        """Sends each trainer's rows to all others."""
+    def _exchange(self, every: Sequence[np.ndarray], sizes: Sequence[int], dropped: Callable[[], object]) -> None:
+        """Sends each trainer's rows to all machines; the first trainer of a machine takes them in."""
 
         def read(first: int, piece: np.ndarray) -> None:
             piece[:] = every[self.rank][first : first + len(piece)]
-            copied()
+            dropped()
 
         def write(sender: int, first: int, piece: np.ndarray) -> None:
-            every[sender][first : first + len(piece)] = piece
-            copied()
+            if self._firsts[sender] != self.rank:
+                every[sender][first : first + len(piece)] = piece
+                dropped()
 
-        self._transfer([*enumerate(sizes)], read, write)
+        self._transfer([*enumerate(sizes)], read, write if self._firsts[self.rank] == self.rank else None)
 
     def _serve(self) -> Any:
         while True:
@@ -148,7 +162,7 @@ class SharedEvaluation(Sharing):
             values = [said[rank][1] for rank in self._trainers]
             if kinds == {_GIVES}:
                 self._transfer([*enumerate(values)][1:], None, None)
-            elif kinds == {_COPIES} and not all(near for _, near in values):
+            elif kinds == {_MADE} and _is_sent(values):
                 self._transfer([*enumerate(size for size, _ in values)], None, None)
 
     def _until_all(self, kind: str, value: Any) -> list[Any]:
@@ -211,6 +225,11 @@ def _read(file: BinaryIO, first: int, piece: np.ndarray) -> None:
     file.seek(first)
     found = file.read(len(piece))
     piece[: len(found)] = np.frombuffer(found, np.uint8)
+
+
+def _is_sent(made: Sequence[tuple[int, int]]) -> bool:
+    """Whether rows go to other machines; of each trainer: bytes, and the first trainer of its machine."""
+    return len({first for _, first in made}) > 1
 
 
 @contextmanager

@@ -66,34 +66,6 @@ class PeerMemory:
                 raise NodeLost(f"of process {self.pid}", "has ended while its memory was read") from error
 
 
-@dataclass(frozen=True)
-class Nonce:
-    """Random bytes in a process's memory, by which another one knows that it reads that process: in another container,
-    or on another machine, the same `pid` is another process.
-
-    Attributes:
-        content: the bytes, as hexadecimal digits.
-    """
-
-    pid: int
-    address: int
-    content: str
-
-    @classmethod
-    def of(cls, kept: np.ndarray) -> Nonce:
-        """That of random bytes, uint8 [n], of this process. The caller keeps them."""
-        return cls(os.getpid(), kept.ctypes.data, kept.tobytes().hex())
-
-    def seen(self) -> bool:
-        """Whether this process can read the memory of the one that shows the nonce."""
-        found = np.zeros(len(self.content) // 2, np.uint8)
-        try:
-            count = _read(self.pid, self.address, found.ctypes.data, found.size)
-        except OSError:
-            return False
-        return count == found.size and found.tobytes().hex() == self.content
-
-
 def may_read(pid: int) -> bool:
     """Whether the kernel lets this process read memory of another one."""
     byte = ctypes.c_char()
