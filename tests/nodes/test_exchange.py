@@ -15,6 +15,7 @@ from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.batch import Batch
 from marius_oac.runtime.channel import Closed
 from marius_oac.types import BatchData
+from tests.threads import PATIENCE
 
 
 def test_a_batch_that_no_message_holds_is_the_users_to_make_smaller():
@@ -42,9 +43,19 @@ def test_a_connection_that_can_not_be_closed_leaves_no_thread(monkeypatch, faili
         closed()
         raise OSError(client.name)
 
+    def fail(error, real=source.fail):
+        assert not threading.Event().wait(0.05)  # the receiving thread takes its time
+        real(error)
+
     monkeypatch.setattr(clients[failing], "close", close)
+    monkeypatch.setattr(source, "fail", fail)
+    guard = threading.Timer(PATIENCE, source._to_reconcile.put, [None])
+    before = {*before, guard}
+    guard.start()
     with pytest.raises(OSError, match=clients[failing].name), source:
         assert len(set(threading.enumerate()) - before) == 2
     assert set(threading.enumerate()) == before and all(isinstance(error, Closed) for error in source._errors)
+    guard.cancel()
+    guard.join()
     for server in servers:
         server.close()

@@ -17,6 +17,7 @@ from marius_oac.runtime.machine.peer_files import Nonce
 nonce = Nonce.made()
 os.mkfifo(sys.argv[1])
 pipe = os.open(sys.argv[1], os.O_RDWR)
+os.write(pipe, bytes(100))  # whoever opens and reads it does not wait
 file = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
 os.unlink(sys.argv[2])
 print(nonce.descriptor, nonce.content, pipe, file, flush=True)
@@ -77,6 +78,6 @@ def test_a_file_of_another_process_is_the_very_same(owner):
     with open(place, "rb") as again:
         assert again.read() == b"told"
     with pytest.raises(OSError, match="no regular file"):
-        PeerFile(process.pid, pipe).path()  # to open it would wait for whoever writes
+        PeerFile(process.pid, pipe).path()  # one without a writer would be waited for
     with pytest.raises(FileNotFoundError):
         PeerFile(process.pid, 1000).path()

@@ -59,6 +59,6 @@ class Nonce:
         """Whether this process can open files of the one that shows the nonce."""
         try:
             with open(PeerFile(self.pid, self.descriptor).path(), "rb") as file:
-                return file.read(_BYTES + 1).hex() == self.content
+                return file.read(_BYTES).hex() == self.content
         except OSError:
             return False
