@@ -108,7 +108,7 @@ test-slow: .venv/tested
 	$(PYTEST) -m 'slow or not slow'
 
 test-others: .venv/tested
-	@for each in test-dgl test-loops test-ray docs; do $(MAKE) --no-print-directory $$each || exit; done
+	@for each in test-dgl test-loops test-ray docs $(BESIDE); do $(MAKE) --no-print-directory $$each || exit; done
 
 chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
 	$(BIN)/python -m tests.chaos --budget $(BUDGET) --seed $(SEED)

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -42,8 +43,10 @@ def _stacks_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     before, deadline = found[0].stat().st_size, time.monotonic() + _PATIENCE
     os.kill(pid, _SIGNAL)
-    while found[0].stat().st_size == before and time.monotonic() < deadline:
-        os.sched_yield()
+    sizes = [before]
+    while (sizes[-1] == before or sizes[-1] != sizes[-2]) and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+        sizes.append(found[0].stat().st_size)
     return found[0].read_text()[before:] or "it does not answer"
 
 

@@ -32,6 +32,7 @@ from tests.graphs import tiny_config
 from tests.nodes import naive_shards as naive
 from tests.nodes.test_node_training import digests, furthest, run, start
 from tests.nodes.worlds import together
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 NODES = 400
@@ -361,10 +362,10 @@ def test_a_run_whose_rows_do_not_fit_does_not_start(hubs, tmp_path):
     (tmp_path / "config.yaml").write_text(graph_nodes(hubs)[0].dump())
     entries = [{"name": name, "address": "127.0.0.1", "memory": "1MiB", "disk": "32KiB", "path": str(tmp_path)}
                for name in "ab"]  # fmt: skip
-    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump({"nodes": entries}))
+    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump({"nodes": entries, "port": free_ports(1)[0]}))
     common = ("train", tmp_path / "config.yaml", "--nodes", tmp_path / "nodes.yaml", "--out", tmp_path / "run")
     both = [start(*common, "--node", name, MARIUS_OAC_SECRET="0" * 64) for name in "ab"]
     texts = [process.communicate(timeout=100)[0] for process in both]
     assert [process.returncode for process in both] == [2, 2], texts
-    assert any("node a: disk: has room for 112 rows" in text for text in texts)
+    assert any("node a: disk: has room for 112 rows" in text for text in texts), texts
     assert not any("Traceback" in text for text in texts) and not (tmp_path / "run").exists()

@@ -29,7 +29,7 @@ import torch
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.evaluation.sharing import Sharing
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.runtime.files.npy import mapped_npy
+from marius_oac.runtime.files.npy import mapped_again, mapped_npy
 from marius_oac.runtime.machine.peer_files import Nonce, PeerFile
 from marius_oac.runtime.signals import StopSignal, put_off, signal_heard, stop_asked, stopped_at_once
 from marius_oac.types import present
@@ -114,7 +114,7 @@ class SharedEvaluation(Sharing):
             mine = asdict(PeerFile(os.getpid(), descriptor))
         with put_off():
             file = self._until_all(_LENDS, mine)[first]
-        return np.load(PeerFile(**file).path(), mmap_mode="r+", allow_pickle=False) if own is None else own
+        return mapped_again(PeerFile(**file).path()) if own is None else own
 
     def _first_of_each_machine(self) -> list[int]:
         """The first trainer of each one's machine: of those whose files it can open. If not all trainers of a machine

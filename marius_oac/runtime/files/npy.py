@@ -135,3 +135,10 @@ def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np
         file.flush()
         os.posix_fallocate(file.fileno(), 0, len(header) + math.prod(shape) * dtype.itemsize)
     return np.load(path, mmap_mode="r+", allow_pickle=False)
+
+
+def mapped_again(path: Path | str) -> np.memmap:
+    """Maps a file that `mapped_npy` has made once more, for writing."""
+    with open(path, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)  # has no effect on such a file
+    return np.load(path, mmap_mode="r+", allow_pickle=False)
