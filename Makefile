@@ -105,7 +105,7 @@ test-all: .venv/tested .venv-triton/installed  ## the tests with the slow ones, 
 	@$(MAKE) --no-print-directory --jobs 2 test-slow test-others
 
 test-slow: .venv/tested
-	$(PYTEST) -m 'slow or not slow'
+	$(PYTEST) -n 3 -m 'slow or not slow'
 
 test-others: .venv/tested
 	@for each in test-dgl test-loops test-ray docs $(BESIDE); do $(MAKE) --no-print-directory $$each || exit; done

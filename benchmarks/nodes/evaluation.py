@@ -4,7 +4,8 @@
 
 Processes of `torch.distributed` on this machine hold the same random values and evaluate together, as trainers do. Rows
 come from memory, not from other nodes. Scores, examples, or nodes that are encoded by a layer, and processor seconds of
-each process are compared with those of one process that evaluates alone. The examples are a generated log's, in Parquet
+each process are compared with those of one process that evaluates alone, while as many others do so beside it: more
+processes than cores take more processor time each for the same work. The examples are a generated log's, in Parquet
 with row groups of 65,536. The nodes are those of `--graph`, or of `--encoded`, under two layers of GraphSAGE, which are
 then ranked with 1,000 drawn candidates for 10,000 edges of the split.
 """
@@ -16,6 +17,7 @@ import json
 import multiprocessing
 import os
 import socket
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -103,7 +105,7 @@ def _encoded(folder: Path, split: Any, width: int, work: list[int]) -> Evaluate:
 
 
 def _measure(
-    rank: int, count: int, port: int, graphs: Sequence[str], split: str, width: int, folder: str
+    rank: int, count: int, alone: bool, port: int, graphs: Sequence[str], split: str, width: int, folder: str
 ) -> dict[str, Any]:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
@@ -119,7 +121,7 @@ def _measure(
         for _turn in range(2):  # the first compiles kernels
             group.barrier()
             work[0], began = 0, time.process_time()
-            metrics = SharedEvaluation(group, [True] * count).evaluate(evaluate) if count > 1 else evaluate(UNSHARED)
+            metrics = evaluate(UNSHARED) if alone else SharedEvaluation(group, [True] * count).evaluate(evaluate)
             seconds = time.process_time() - began
         found[name] = {"work": work[0], "cpu": seconds, "metrics": {k: v for k, v in metrics.items() if k != "seconds"}}
     group.barrier()
@@ -127,13 +129,15 @@ def _measure(
     return found
 
 
-def measured(count: int, graphs: Sequence[Path], split: str, width: int, folder: Path) -> list[dict[str, Any]]:
-    """What each of so many processes found."""
+def measured(
+    count: int, alone: bool, graphs: Sequence[Path], split: str, width: int, folder: Path
+) -> list[dict[str, Any]]:
+    """What each of so many processes found; `alone`: each evaluates all."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-        about = (count, port, [str(graph) for graph in graphs], split, width, str(folder))
+        about = (count, alone, port, [str(graph) for graph in graphs], split, width, str(folder))
         return [each.result() for each in [pool.submit(_measure, rank, *about) for rank in range(count)]]
 
 
@@ -149,18 +153,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_day(Path(folder) / "held_out.parquet", 0, EXAMPLES, LOG)
         graphs = (given.graph, given.encoded or given.graph)
-        (alone,), all_ = (
-            measured(count, graphs, given.split, given.width, Path(folder)) for count in (1, given.trainers)
-        )
-    for name, one in alone.items():
+        about = graphs, given.split, given.width, Path(folder)
+        (quiet,) = measured(1, True, *about)
+        beside, all_ = (measured(given.trainers, alone, *about) for alone in (True, False))
+    for name, one in quiet.items():
         every = [each[name] for each in all_]
+        seconds = statistics.mean(each[name]["cpu"] for each in beside)
         line = {
             "evaluation": name,
             "same_metrics": json.dumps([each["metrics"] for each in every])
             == json.dumps([one["metrics"]] * len(every)),
-            "alone": {"work": one["work"], "cpu": round(one["cpu"], 2)},
+            "alone": {"work": one["work"], "cpu": round(one["cpu"], 2), "cpu beside others": round(seconds, 2)},
             "work": [round(each["work"] / one["work"], 4) for each in every],
-            "cpu": [round(each["cpu"] / one["cpu"], 3) for each in every],
+            "cpu": [round(each["cpu"] / seconds, 3) for each in every],
         }
         print(json.dumps(line), flush=True)
 
