@@ -208,7 +208,8 @@ def _load_kernels() -> None:
     for line in ahead.wanted(_USUAL):
         place, bracket, types = line.call.partition("(")
         kernel, signature = attribute(place), types_of(bracket + types)
-        if is_kept(kernel, signature):
+        keeps = hasattr(getattr(kernel, "_cache", None), "_cache_file")  # not without the JIT, or a place for a cache
+        if keeps and is_kept(kernel, signature):
             kernel.compile(signature)
 
 

@@ -32,7 +32,8 @@ def stacks() -> str:
     lines = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, OSError):
-            lines += [f"--- process {process.pid} of {process.ppid()}, {process.status()}", _stacks_of(process.pid)]
+            lines.append(f"--- process {process.pid} of {process.ppid()}, {process.status()}")
+            lines.append(_stacks_of(process.pid))
     return "\n".join(lines)
 
 
@@ -47,7 +48,7 @@ def _stacks_of(pid: int) -> str:
     while (sizes[-1] == before or sizes[-1] != sizes[-2]) and time.monotonic() < deadline:
         threading.Event().wait(0.05)
         sizes.append(found[0].stat().st_size)
-    return found[0].read_text()[before:] or "it does not answer"
+    return found[0].read_bytes()[before:].decode() or "it does not answer"
 
 
 def add_to(report, excinfo) -> None:

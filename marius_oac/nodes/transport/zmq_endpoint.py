@@ -24,6 +24,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import zmq
 
@@ -313,21 +314,23 @@ class ZmqEndpoint(Endpoint):
 
     def close(self) -> None:
         """See `Endpoint`."""
-        with self._changed:
+        with ExitStack() as ending, self._changed:
             if self._closed:
                 return
+            ending.callback(self._end)  # without the lock; later callers find it closed
             self._closed = True
-        try:
-            with self._changed:
+            try:
                 self._wake()
                 self._before_parting()
+            finally:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._pumping)
-                if self._error is None:
-                    self._part()
-        finally:
-            KEEPER.remove(self)
-            self._release(0 if self._aborted else round(1000 * self.timeout))  # later callers find it closed
+            if self._error is None:
+                self._part()
+
+    def _end(self) -> None:
+        KEEPER.remove(self)
+        self._release(0 if self._aborted else round(1000 * self.timeout))
 
     def _before_parting(self) -> None:
         """Called with the lock, when it is closed."""

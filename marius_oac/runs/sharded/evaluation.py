@@ -14,7 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
-import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -105,28 +105,30 @@ class SharedEvaluation(Sharing):
 
     def mapped(self, path: Path, shape: tuple[int, int]) -> np.ndarray:
         """See `Sharing.mapped`."""
-        self._firsts = self._firsts or self._first_of_each_machine()
-        first, mine, own = self._firsts[self.rank], None, None
+        self._firsts = self._firsts or self._first_of_each_machine(path.parent)
+        first, own, mine = self._firsts[self.rank], None, None
         if first == self.rank:
             own = mapped_npy(path, shape, np.float32)
-            descriptor = os.open(path, os.O_RDWR)
-            self._lent.callback(os.close, descriptor)
-            mine = asdict(PeerFile(os.getpid(), descriptor))
+            mine = asdict(PeerFile.of(self._lent.enter_context(open(path, "rb"))))  # noqa: SIM115
         with put_off():
-            file = self._until_all(_LENDS, mine)[first]
-        return mapped_again(PeerFile(**file).path()) if own is None else own
+            shared = self._until_all(_LENDS, mine)[first]
+        if own is not None:
+            return own
+        try:
+            with PeerFile(**shared).open("r+b", path.name) as file:
+                return mapped_again(file, shape, np.float32)
+        except OSError:
+            with put_off():
+                self._round(_WORKS)  # raises what has become of its owner
+            raise
 
-    def _first_of_each_machine(self) -> list[int]:
+    def _first_of_each_machine(self, folder: Path) -> list[int]:
         """The first trainer of each one's machine: of those whose files it can open. If not all trainers of a machine
         find the same one, as where a container can see into another, each counts as a machine."""
-        nonce = Nonce.made()
-        try:
-            with put_off():
-                shown = [Nonce(**each) for each in self._until_all(_SHOWS, asdict(nonce))]
-                first = next(rank for rank, each in enumerate(shown) if rank == self.rank or each.seen())
-                firsts = self._until_all(_SEES, first)
-        finally:
-            os.close(nonce.descriptor)
+        with tempfile.TemporaryFile(buffering=0, dir=folder) as file, put_off():
+            shown = [Nonce(**each) for each in self._until_all(_SHOWS, asdict(Nonce.written_to(file)))]
+            first = next(rank for rank, each in enumerate(shown) if rank == self.rank or each.seen())
+            firsts = self._until_all(_SEES, first)
         return firsts if all(firsts[first] == first for first in firsts) else [*range(self.count)]
 
     def completed(self, rows: np.ndarray, starts: list[int], dropped: Callable[[], object]) -> None:

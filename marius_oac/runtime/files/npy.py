@@ -6,11 +6,12 @@ Files have version 1.0 of the format, and are in C order, with the bytes that Nu
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -137,8 +138,16 @@ def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np
     return np.load(path, mmap_mode="r+", allow_pickle=False)
 
 
-def mapped_again(path: Path | str) -> np.memmap:
-    """Maps a file that `mapped_npy` has made once more, for writing."""
-    with open(path, "r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)  # has no effect on such a file
-    return np.load(path, mmap_mode="r+", allow_pickle=False)
+def mapped_again(file: IO[bytes], shape: tuple[int, ...], dtype: type | np.dtype) -> np.memmap:
+    """Maps a file that `mapped_npy` has made, and that is open, once more for writing.
+
+    Raises:
+        OSError: it is another file.
+    """
+    try:
+        found = np.load(f"/proc/self/fd/{file.fileno()}", mmap_mode="r+", allow_pickle=False)
+    except ValueError:
+        found = None
+    if found is None or (found.shape, found.dtype) != (shape, np.dtype(dtype)):
+        raise OSError(errno.EINVAL, "is not the array that is shared", file.name)
+    return found

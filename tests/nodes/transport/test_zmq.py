@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from itertools import repeat
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -20,6 +21,7 @@ from marius_oac.nodes.transport.keeper import KEEPER
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLIN
 from marius_oac.nodes.transport.zmq_server import ZmqServer
+from marius_oac.runtime.channel import Closed
 from tests.nodes.transport.conformance import NAMES, SERVER, Conformance, Wires, beside, content, outcome_of
 from tests.run_folders import slow
 from tests.threads import PATIENCE
@@ -189,6 +191,37 @@ def test_a_client_that_can_not_part_leaves_nothing_either(wires, monkeypatch):
     before = held()
     run()
     assert held() == before
+
+
+def test_what_stops_a_farewell_waits_for_who_uses_the_socket(wires, monkeypatch):
+    """A socket that is closed under a thread that receives from it is the end of the process."""
+    server, client = wires.pair(0)
+    pumping, waiting, release = [], beside(client.receive), client._release
+    while not client._pumping:
+        assert not threading.Event().wait(0.01)
+
+    def stopped():
+        raise OSError("stopped")
+
+    def noted(linger):
+        pumping.append(client._pumping)
+        release(linger)
+
+    monkeypatch.setattr(client, "_before_parting", stopped)
+    monkeypatch.setattr(client, "_release", noted)
+    with pytest.raises(OSError, match="stopped"):
+        client.close()
+    assert isinstance(outcome_of(*waiting), Closed) and pumping == [False]
+    server.abort()
+
+
+def test_a_client_that_is_closed_while_it_is_detached_is_not_kept(wires):
+    _, client = wires.pair(0)
+    client.attach(SimpleNamespace(watch=lambda *_: None, wake=lambda: None, forget=lambda: None))
+    client._closed = True
+    client.detach()
+    assert id(client) not in KEEPER._kept
+    client._closed = False
 
 
 def test_abort_takes_no_lock(wires):
