@@ -215,9 +215,22 @@ def test_what_stops_a_farewell_waits_for_who_uses_the_socket(wires, monkeypatch)
     server.abort()
 
 
+WATCHER = SimpleNamespace(watch=lambda *_: None, wake=lambda: None, forget=lambda: None)
+
+
+def test_who_waits_to_send_is_let_go_where_a_receiver_has_the_client(wires):
+    _, client = wires.pair(0, limits=Limits(queue=2))
+    client.attach(WATCHER)
+    waiting = beside(lambda: [client.send([b"more"]) for _ in range(9)])
+    while client._connection.outgoing.fits(4):
+        assert not threading.Event().wait(0.01)
+    client.close()
+    assert isinstance(outcome_of(*waiting), Closed)
+
+
 def test_a_client_that_is_closed_while_it_is_detached_is_not_kept(wires):
     _, client = wires.pair(0)
-    client.attach(SimpleNamespace(watch=lambda *_: None, wake=lambda: None, forget=lambda: None))
+    client.attach(WATCHER)
     client._closed = True
     client.detach()
     assert id(client) not in KEEPER._kept
