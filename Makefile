@@ -100,7 +100,8 @@ docs: .venv/tested  ## the site of the docs, in site, with its notebooks execute
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv-triton triton==3.6.0
 	touch $@
 
-# The slow tests often wait, for processes that they start and for the disk: the others fill the processors meanwhile.
+# The slow tests often wait, for processes that they start and for the disk: a third worker and the others fill the
+# processors meanwhile. BESIDE: more targets, to be made after the others (`.ci/run`).
 test-all: .venv/tested .venv-triton/installed  ## the tests with the slow ones, and those that need dgl or other packages
 	@$(MAKE) --no-print-directory --jobs 2 test-slow test-others
 
