@@ -101,6 +101,43 @@ def test_a_trainer_stops_when_its_parent_is_frozen(waiting, monkeypatch):
     assert waiting.poll() is None, "it is the user's to end"
 
 
+# Its parent is stopped, and it is in compiled code, which hears no request: here it blocks them.
+DEAF = """
+import os, signal, sys, time
+from marius_oac.nodes.launch import parent
+parent.os.getppid = lambda: int(sys.argv[1])
+parent._PATIENCE = 0.1
+if "met" in sys.argv:
+    parent.tell_agent(parent.MET)
+asked, kill = [], os.kill
+parent.os.kill = lambda pid, number: print(number, flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+with parent.stopped_with_parent(0.2):
+    parent.kill = lambda pid: kill(pid, signal.SIGKILL)
+    signal.sigtimedwait([], 60)
+"""
+
+
+@pytest.mark.parametrize(("met", "requests"), [("met", 2), ("", 1)])
+def test_a_trainer_whose_parent_is_frozen_is_killed_if_it_hears_no_request(waiting, tmp_path, met, requests):
+    stop(waiting)
+    command = [sys.executable, "-c", DEAF, str(waiting.pid), met]
+    trainer = subprocess.run(command, env={**os.environ, parent.TOLD: str(tmp_path)}, stdout=subprocess.PIPE, text=True)
+    assert trainer.returncode == -signal.SIGKILL
+    assert trainer.stdout == f"{signal.SIGINT:d}\n" * requests
+
+
+def test_a_trainer_that_hears_the_request_is_not_killed(waiting, monkeypatch, tmp_path):
+    stop(waiting)
+    killed = []
+    monkeypatch.setenv(parent.TOLD, str(tmp_path))
+    monkeypatch.setattr(parent.os, "getppid", lambda: waiting.pid)
+    monkeypatch.setattr(parent, "kill", killed.append)
+    with pytest.raises(KeyboardInterrupt), stopped_with_parent(0.05):
+        signal.sigtimedwait([], 60)
+    assert not killed
+
+
 @pytest.fixture
 def trainer():
     """`trainer(NAME=value)`: starts a process as torchrun does, with these variables, too."""

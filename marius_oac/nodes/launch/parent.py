@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from marius_oac.errors import MariusOacError, NodeLost
 from marius_oac.nodes.launch.frozen import frozen_end, is_stopped, kill
+from marius_oac.runtime.signals import FORCED_SECONDS
 
 PARENT = "MARIUS_OAC_PARENT"
 """Environment variable: pid of the parent, which this process must not outlive."""
@@ -23,6 +25,7 @@ MET = "met"
 """Told by a process that has met all others of its start. Before, it needs every agent."""
 SPARE = "spare"
 """Told by a process without which the run can go on."""
+_PATIENCE = 2 * FORCED_SECONDS  # seconds until a process that was asked to stop at once is killed
 _OF_A_RUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")  # variables that torchrun sets
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
@@ -78,13 +81,29 @@ def stopped_with_parent(timeout: float) -> Iterator[None]:
     """Within the block this process is asked to stop when its parent, an agent or torchrun, has been stopped for
     `timeout` seconds; after as long again, to stop at once.
 
+    A process that has then not ended `_PATIENCE` later is killed: compiled code, such as torch's when it connects to a
+    store that the parent passes on, hears no request. Before a process has met the others it has nothing to save, so
+    it is killed that long after the first request.
+
     If the block ends with NodeLost under the user's own torchrun, trainers beside this one that are stopped are killed.
     torchrun would do so itself, 30 s later. An agent of ours has done so.
     """
     parent, this = os.getppid(), os.getpid()
+    asked, ended = threading.Event(), threading.Event()
+
+    def stop(pid: int) -> None:
+        os.kill(this, signal.SIGINT)
+        last = asked.is_set() or (TOLD in os.environ and not has_told(Path(os.environ[TOLD]), this, MET))
+        if last and not ended.wait(_PATIENCE):
+            kill(this)
+        asked.set()
+
     try:
-        with frozen_end(lambda: [parent], timeout, lambda pid: os.kill(this, signal.SIGINT)):
-            yield
+        with frozen_end(lambda: [parent], timeout, stop):
+            try:
+                yield
+            finally:
+                ended.set()
     except NodeLost:
         for pid in [] if PARENT in os.environ else _siblings(parent):
             if is_stopped(pid):
