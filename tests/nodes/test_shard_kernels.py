@@ -69,9 +69,9 @@ def test_pulls_of_all_at_once_have_the_bits_of_one_after_the_other(seed, trainer
         assert values.tobytes() == pick.values(table.read(own))[expected].tobytes()
 
 
-@given(st.integers(0, 2**32), st.integers(0, 16))
-@example(0, 16)
-def test_trees_of_each_row_have_the_bits_of_one_tree_over_blocks(seed, blocks):
+@given(st.integers(0, 2**32), st.integers(0, 16), st.sampled_from([1, 100, 1 << 20]))
+@example(0, 16, 100)
+def test_trees_of_each_row_have_the_bits_of_one_tree_over_blocks(seed, blocks, at_once):
     generator, capacity = np.random.default_rng(seed), 6
     slots = np.sort(generator.permutation(16)[:blocks]).tolist()
     rows = [generator.integers(0, capacity, generator.integers(0, 12)) for _ in slots]  # some thrice in a block
@@ -79,7 +79,9 @@ def test_trees_of_each_row_have_the_bits_of_one_tree_over_blocks(seed, blocks):
     for each in gradients:
         each[generator.random(each.shape) < 0.2] = -0.0
     shares = generator.choice([0.25, 1 / 3, 1.0], blocks).tolist()
-    union, sums = gathered.tree_sums(slots, rows, gradients, shares, capacity, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathered, "_BYTES_AT_ONCE", at_once)
+        union, sums = gathered.tree_sums(slots, rows, gradients, shares, capacity, 3)
     begun, total = kernels.tree_sum(slots, rows, gradients, shares, capacity, 3)
     assert union.tolist() == np.flatnonzero(begun).tolist()
     assert sums.tobytes() == total[begun].tobytes()

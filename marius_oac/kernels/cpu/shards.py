@@ -153,18 +153,44 @@ def sort_by_row(places, starts, order):
 
 
 @compiled
-def tree_sums(order, starts, slots, shares, gradients, block, sums, total):
-    """`tree_sum` of each row by itself: `total[i]` is the sum of the terms of row i, as `sort_by_row` has them.
+def place_terms(places, gradients, shares, starts, total, several, count, at):
+    """Of some terms takes each that is the only one of its row as the row's sum, `total[row]`. The gradients of others
+    are copied to `several`, float32 [k, D], behind the `count` that are there; `at` says where. Returns how many are
+    there then.
 
     Args:
-        slots, shares: of each term, int64 [n] and float32 [n]; slots ascend. gradients: float32 [n, D].
+        places, gradients, shares, at: of these terms, int64 [n], float32 [n, D], float32 [n], int64 [n].
+        starts: of all terms, see `sort_by_row`.
+    """
+    for i in range(places.size):
+        row, share = places[i], shares[i]
+        if starts[row + 1] - starts[row] == 1:
+            for j in range(total.shape[1]):
+                total[row, j] = share * gradients[i, j]
+        else:
+            at[i] = count
+            for j in range(total.shape[1]):
+                several[count, j] = gradients[i, j]
+            count += 1
+    return count
+
+
+@compiled
+def tree_sums(order, starts, slots, shares, at, several, block, sums, total):
+    """`tree_sum` of each row with several terms by itself: `total[i]` is the sum of the terms of row i, as `sort_by_row`
+    has them.
+
+    Args:
+        slots, shares: of each term, int64 [n] and float32 [n]; slots ascend. at, several: see `place_terms`.
         block, sums: work arrays, int64 [depth, 2] and float32 [depth, D]; depth is at least 1, slots are below 2^depth.
     """
     for row in range(starts.size - 1):
+        if starts[row + 1] - starts[row] == 1:
+            continue
         top, last = np.int64(-1), np.int64(-1)
-        for at in range(starts[row], starts[row + 1]):
-            term = order[at]
-            slot, share = slots[term], shares[term]
+        for place in range(starts[row], starts[row + 1]):
+            term = order[place]
+            slot, share, gradient = slots[term], shares[term], at[term]
             if slot != last:
                 while top >= 0 and block[top, 0] // (2 * block[top, 1]) != slot // (2 * block[top, 1]):
                     top = _grow_top(block, sums, top)
@@ -172,12 +198,12 @@ def tree_sums(order, starts, slots, shares, gradients, block, sums, total):
                     top, last = top + 1, slot
                     block[top, 0], block[top, 1] = slot, 1
                     for j in range(total.shape[1]):
-                        sums[top, j] = share * gradients[term, j]
+                        sums[top, j] = share * several[gradient, j]
                     continue
                 block[top, 0], block[top, 1] = slot // 2 * 2, 2
             last = slot
             for j in range(total.shape[1]):
-                sums[top, j] += share * gradients[term, j]
+                sums[top, j] += share * several[gradient, j]
         while top > 0:
             top = _grow_top(block, sums, top)
         for j in range(total.shape[1]):

@@ -72,12 +72,18 @@ def tree_sums(
     union = relabel(places, bound).copy()
     starts, order = np.zeros(union.size + 1, np.int64), np.empty(places.size, np.int64)
     kernels.sort_by_row(places, starts, order)
+    lengths = np.diff(starts)
+    several = np.empty((int(lengths[lengths > 1].sum()), dimension), np.float32)
+    factors, at = np.repeat(np.array(shares, np.float32), counts), np.empty(places.size, np.int64)
+    total, first, held = np.empty((union.size, dimension), np.float32), 0, 0
+    for some in _pieces(gradients):
+        these = slice(first, first + sum(counts[some]))
+        about = places[these], np.concatenate(gradients[some]), factors[these], starts
+        held, first = kernels.place_terms(*about, total, several, held, at[these]), these.stop
     depth = max(1, max(slots, default=0).bit_length())
-    total = np.empty((union.size, dimension), np.float32)
     kernels.tree_sums(
-        order, starts, np.repeat(np.array(slots, np.int64), counts), np.repeat(np.array(shares, np.float32), counts),
-        np.concatenate((np.zeros((0, dimension), np.float32), *gradients)), np.empty((depth, 2), np.int64),
-        np.empty((depth, dimension), np.float32), total,
+        order, starts, np.repeat(np.array(slots, np.int64), counts), factors, at, several,
+        np.empty((depth, 2), np.int64), np.empty((depth, dimension), np.float32), total,
     )  # fmt: skip
     return union, total
 
