@@ -18,9 +18,10 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `marius-oac prepare`."""
     parser.add_argument(
         "source",
-        nargs="?",
-        help="edge file (.tsv, .csv, also .gz, .parquet or .npy) or its address (https://, s3://, ...), DGL's .bin "
-        "file or CSV folder, or name of a known data set",
+        nargs="*",
+        help="edge files (.tsv, .csv, also .gz, .parquet or .npy), folders of them, or their addresses (https://, "
+        "s3://, ...; 's3://bucket/edges/*.parquet'), read one after the other; DGL's .bin file or CSV folder; or name "
+        "of a known data set",
     )
     parser.add_argument(
         "--out",
@@ -30,7 +31,9 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
         "features.parquet (name, features)",
     )
     for split in ("train", "valid", "test"):
-        parser.add_argument(f"--{split}", metavar="FILE", help=f"edge file of the {split} split, or its address")
+        parser.add_argument(
+            f"--{split}", metavar="FILE", nargs="+", help=f"edge files of the {split} split, folders or addresses"
+        )
     parser.add_argument(
         "--from", dest="from_dir", type=Path, metavar="DIR", help="use the data set's files in this folder"
     )
@@ -72,8 +75,8 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="+",
-        help="click log (CSV, TSV, .gz, Parquet or libsvm; of several files, the last one is the test set), edge file, "
-        "graph folder, or name of a known click log (see marius-oac datasets) and folder of its files",
+        help="click log (CSV, TSV, .gz, Parquet or libsvm; of several files, the last one is the test set), edge files "
+        "or a folder of them, graph folder, or name of a known click log (see marius-oac datasets) and its folder",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="configuration file to write (default: standard output)"

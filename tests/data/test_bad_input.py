@@ -97,7 +97,7 @@ def test_missing_folder_unreadable(tmp_path):
     out = tmp_path / "out"
     assert refused(out, source=str(tmp_path / "no.tsv")) == f"{tmp_path}/no.tsv: no such file"
     assert refused(out, train=tmp_path / "no.tsv") == f"{tmp_path}/no.tsv: no such file"
-    assert refused(out, source=str(tmp_path)) == f"{tmp_path}: is a folder, not a file"
+    assert refused(out, source=str(tmp_path)) == f"{tmp_path}: has no files"
 
 
 IDS = np.array([[0, 1], [1, 2], [2, 0]])
@@ -195,8 +195,8 @@ def test_read_options(options):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({}, "name one file or data set, or the files of the splits"),
-        ({"source": "a", "train": "b"}, "name one file or data set, or the files of the splits"),
+        ({}, "name files or a data set, or the files of the splits"),
+        ({"source": "a", "train": "b"}, "name files or a data set, or the files of the splits"),
         ({"source": "a", "valid": "b"}, "files for valid or test need one for train"),
         ({"train": "a", "from_dir": "b"}, "from_dir: a folder with a data set's files needs the data set's name"),
         ({"source": "a", "valid_fraction": 0.6, "test_fraction": 0.4}, "valid_fraction, test_fraction: 0.6 for valid"),
@@ -328,7 +328,7 @@ def test_disk_full_for_real(tmp_path, monkeypatch, mebibytes):
     try:
         rng = np.random.default_rng(0)
         np.save(tmp_path / "g.npy", rng.integers(0, 2**62, (100_000, 2)))
-        monkeypatch.setattr(prepare_module, "check_room", lambda *_: None)
+        monkeypatch.setattr("marius_oac.data.prepare.reading.check_room", lambda *_: None)
         message = refused(mount / "o", source=str(tmp_path / "g.npy"))
         assert message == f"{mount}/o: the disk is full; nothing was kept" and os.listdir(mount) == []
     finally:

@@ -146,7 +146,7 @@ def test_patterns_without_files(tmp_path):
     for pattern, said in (("*.csv", "no file has such a name"), ("a.csv", "no such file")):
         refused(tmp_path / pattern, config(), said)
     (tmp_path / "dir.csv").mkdir()
-    refused(tmp_path / "dir.csv", config(), "is a folder, not a file")
+    refused(tmp_path / "dir.csv", config(), "has no files")
     path = write(tmp_path / "a.csv", HEADER + ROWS)
     with pytest.raises(InputError, match="is named twice"):
         scan_files([path, str(tmp_path / "*.csv")], config())

@@ -88,7 +88,8 @@ def test_what_is_wrong_in_the_file_is_told_by_its_address(store, tmp_path, capsy
     ("address", "said"),
     [
         ("memory://bucket/none.tsv", "memory://bucket/none.tsv: no such file"),
-        ("memory://key:secret@bucket/", "memory://bucket/: the address names no file"),
+        ("memory://key:secret@none/", "memory://none/: no such file"),
+        ("http://key:secret@none/", "http://none/: the address names no file"),
         ("memory://bucket/empty.tsv", "memory://bucket/empty.tsv: the file is empty"),
         ("memory://bucket/graph.bin", "memory://bucket/graph.bin: "),
         (

@@ -18,10 +18,11 @@ from marius_oac.cli.init.log import LogRequest, first_log, sample_of
 from marius_oac.config.errors import parse
 from marius_oac.config.task import build_config
 from marius_oac.data.dgl.csv_folders import META
-from marius_oac.data.logs.files import paths_of
 from marius_oac.data.logs.guess import looks_like_edges
 from marius_oac.data.logs.known import find_log
+from marius_oac.data.prepare.layout import MANIFEST
 from marius_oac.data.prepare.readers import check_readable
+from marius_oac.data.prepare.sources import paths_of
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import answer, logger, report
 from marius_oac.runtime.files.atomic import disk_errors, make_folder, unfinished, write_flushed
@@ -32,8 +33,8 @@ class InitRequest:
     """The data to write a configuration for, and what is known of them.
 
     Attributes:
-        sources: files or patterns of a click log, one file of edges, a prepared graph's folder or an embedded one's
-            name; or a known click log's name and the folder of its files.
+        sources: files, folders of files or patterns, of a click log or of edges; a prepared graph's folder or an
+            embedded one's name; or a known click log's name and the folder of its files.
         out: the file to write; None: standard output.
         is_graph: whether they are a graph, and not a click log; None: guessed, with a message.
         columns: of a graph's file: names or numbers of the columns, as `ReadOptions.columns`.
@@ -88,25 +89,25 @@ def _described(request: InitRequest) -> tuple[str, list[str]]:
         return _read_back(known_graph(source), [])
     files = [path for pattern in request.sources for path in paths_of(pattern)]
     for path in files:
-        check_readable(path)
+        check_readable(path, may_be_empty=len(files) > 1)
     graph = True if request.columns else request.is_graph
     notes: list[str] = []
-    if graph is None and not request.about_a_log and len(files) == 1:
-        graph, notes = _looks_like_a_graph(files[0], request.log.delimiter)
+    if graph is None and not request.about_a_log and single:
+        largest = max(files, key=os.path.getsize)
+        graph, notes = _looks_like_a_graph(largest, request.log.delimiter)
     if graph:
-        if len(files) > 1:
-            raise InputError("one file of edges at a time; the splits' files go to: marius-oac prepare --train", "init")
-        text, more = raw_graph(files[0], request.log.delimiter, request.columns)
+        text, more = raw_graph(request.sources, files, request.log.delimiter, request.columns)
     else:
         text, more = first_log(files, request.log, name)
     return _read_back(text, [*notes, *more])
 
 
 def _is_known_graph(source: str) -> bool:
-    """Whether a source is a folder, a file of dgl, or a data set's name."""
+    """Whether a source is a prepared graph, a folder or file of dgl, or a data set's name."""
     if not os.path.lexists(source):
         return not Path(source).suffix and not set(source) & {"*", "?", "[", os.sep}
-    return os.path.isdir(source) or Path(source).suffix == ".bin"
+    told = any(os.path.exists(Path(source) / name) for name in (MANIFEST, META))
+    return told or Path(source).suffix == ".bin"
 
 
 def _looks_like_a_graph(path: Path, delimiter: str | None) -> tuple[bool, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,29 +41,34 @@ def known_graph(name: str) -> str:
     return _text([f"{name}: {about}."], name, relations, edges, nodes, valid, graph.metric)
 
 
-def raw_graph(path: Path, delimiter: str | None, columns: tuple[str, ...] | None) -> tuple[str, list[str]]:
-    """The configuration for the graph that a file of edges will be prepared to, and a note with the command for that.
+def raw_graph(
+    sources: Sequence[str], files: Sequence[Path], delimiter: str | None, columns: tuple[str, ...] | None
+) -> tuple[str, list[str]]:
+    """The configuration for the graph that files of edges will be prepared to, and a note with the command for that.
 
     Args:
+        sources: as the user names them. files: that they stand for; the largest one is looked at.
         delimiter, columns: as in `ReadOptions`; None: guessed.
 
     Raises:
         InputError: the file holds no edges, or it is unclear which columns are their ends.
     """
+    path = max(files, key=os.path.getsize)
     options = _options(path, delimiter)
     guessed = options.columns if columns is None else None
     options = replace(options, columns=columns or options.columns)
     batches = read_edges(EdgeFile(path, options))
     first = next(batches)
     batches.close()
-    folder = Path("data", path.name.split(".")[0] or "graph")
-    command = ["marius-oac", "prepare", str(path)]
+    named = Path(sources[0] if len(sources) == 1 else path)  # a folder's name says more than that of a part of it
+    folder = Path("data", named.name.split(".")[0].strip("*?[]-_") or "graph")
+    command = ["marius-oac", "prepare", *sources]
     command += ["--delimiter", options.delimiter] if options.delimiter else []
     command += ["--columns", ",".join(options.columns)] if options.columns else []
     command += ["--out", str(folder)]
     shown = " ".join(r"$'\t'" if word == "\t" else shlex.quote(word) for word in command)  # a comment shows no tab
-    edges, relations = _edges(path, len(first)), first.num_columns == 3
-    head = [f"The graph of {path}. Prepare it first:", f"  {shown}"]
+    edges, relations = sum(_edges(each, len(first) * (each == path)) for each in files), first.num_columns == 3
+    head = [f"The graph of {', '.join(sources)}. Prepare it first:", f"  {shown}"]
     notes = [] if os.path.exists(folder) else [f"prepare it first: {shown}"]
     if guessed and len(guessed) == 3:
         notes.insert(

@@ -9,6 +9,7 @@ from marius_oac.data.dgl.csv_folders import META, prepare_dgl_csv
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, prepare
 from marius_oac.data.prepare.remote import is_address
+from marius_oac.data.prepare.sources import several
 from marius_oac.errors import InputError
 
 
@@ -18,9 +19,12 @@ def prepare_source(request: PrepareRequest) -> PreparedGraph:
     Raises:
         InputError: as `prepare`, `prepare_dgl` and `prepare_dgl_csv`; the request says how to read what dgl describes.
     """
-    source = Path(request.source or "")
+    named = several(request.source)
+    if len(named) != 1 or is_address(named[0]):
+        return prepare(request)
+    source = Path(named[0])
     folder = os.path.exists(source / META)  # unlike Path.exists, False for a name that is too long
-    if request.source is None or is_address(request.source) or not (folder or source.suffix == ".bin"):
+    if not (folder or source.suffix == ".bin"):
         return prepare(request)
     if request.from_dir is not None or request.read != ReadOptions(relations=request.read.relations):
         raise InputError("dgl says itself what its columns are: --from, and how to read text, are for others", source)

@@ -8,10 +8,8 @@ Guarantees of `BlockReader`:
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
-import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,7 @@ from marius_oac.data.logs.formats import open_log
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.schema import RawBlock
 from marius_oac.data.prepare.readers import check_readable
+from marius_oac.data.prepare.sources import paths_of
 from marius_oac.errors import InputError
 from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.progress import Progress
@@ -88,22 +87,6 @@ def check_kinds(files: Sequence[LogFile]) -> None:
                     "settle it)",
                     file.path,
                 )
-
-
-def paths_of(pattern: str) -> Iterator[Path]:
-    """Yields the files that a name or pattern matches, in natural order. Raises InputError if none matches."""
-    if os.path.exists(pattern) or not glob.has_magic(pattern):
-        yield Path(pattern)
-        return
-    found = sorted(glob.glob(pattern, recursive=True), key=natural_order)
-    if not found:
-        raise InputError("no file has such a name", pattern)
-    yield from map(Path, found)
-
-
-def natural_order(name: str | Path) -> list[tuple[int, str]]:
-    """A sort key with which day_9 comes before day_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(name))]
 
 
 def _scanned(path: Path, config: LogConfig, with_labels: bool) -> LogFile:

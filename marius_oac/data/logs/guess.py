@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from marius_oac.config.ctr import LogConfig
-from marius_oac.data.logs.files import paths_of
 from marius_oac.data.logs.labels import FALSE_TEXTS, TRUE_TEXTS, number_of
 from marius_oac.data.logs.sample import LogSample, read_sample
 from marius_oac.data.logs.schema import MISSING_TEXTS, is_list, is_text, looks_like_a_time, plain
 from marius_oac.data.prepare.edge_file import roles
+from marius_oac.data.prepare.sources import paths_of
 from marius_oac.errors import InputError
 
 FEW = 20  # at most so many different integers are categories, unless most of them occur once

@@ -117,6 +117,31 @@ class ReadOptions:
             raise InputError(f"one ASCII character or nothing is needed, not {self.comment!r}", "comment")
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a file.
+
+    Attributes:
+        file: what messages call it.
+        kind: text, Parquet or NumPy.
+        width: their number.
+        names: their names, if the file has names.
+        chosen: the numbers of those that are read.
+    """
+
+    file: str
+    kind: str
+    width: int
+    names: tuple[str, ...] | None
+    chosen: tuple[int, ...]
+
+    def meant(self) -> str:
+        """Which columns are read: by name, else all of so many."""
+        if self.names is None:
+            return f"{self.width} columns"
+        return f"columns {', '.join(repr(self.names[each]) for each in self.chosen)}"
+
+
 @dataclass
 class EdgeFile:
     """One file of edges.
@@ -124,12 +149,34 @@ class EdgeFile:
     Attributes:
         comment_lines: the number of lines that `readers.read_edges` skipped, which it sets.
         holds: what messages call the rows. Other files of two or three columns of names are read the same way.
+        one_of_several: it may have no rows, as others may have some.
+        before: the columns of an earlier one of these files. A text with the same names in its first line has them as
+            a header, and none otherwise: files may be parts of one that was cut.
+        columns: what `readers.read_edges` found; None: no rows.
     """
 
     path: Path
     options: ReadOptions
     comment_lines: int = 0
     holds: str = "edges"
+    one_of_several: bool = False
+    before: Columns | None = None
+    columns: Columns | None = None
+
+    def check_rows(self, rows: int) -> None:
+        """Raises InputError if there are none, unless it is one of several files."""
+        if not rows and not self.one_of_several:
+            raise InputError(f"the file has no {self.holds}", self.path)
+
+    def settle(self, kind: str, width: int, names: Sequence[str] | None, chosen: Sequence[int]) -> None:
+        """Notes the columns. Raises InputError if a file before is of the same kind and has others."""
+        named = None if names is None else tuple(names)
+        self.columns = found = Columns(str(self.path), kind, width, named, tuple(chosen))
+        if self.before is None or self.before.kind != kind:
+            return
+        mine, theirs = found.meant(), self.before.meant()
+        if mine != theirs:
+            raise InputError(f"{mine} here, {theirs} in {self.before.file}", self.path)
 
     def select(self, width: int, names: Sequence[str] | None, first: Sequence[str] = ()) -> list[int]:
         """The numbers of the columns to read, in the order head, relation (if used), tail.

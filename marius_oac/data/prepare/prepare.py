@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,14 +17,14 @@ from typing import Literal
 from marius_oac.data.prepare.assemble import Assembler, Counts, RawEdges
 from marius_oac.data.prepare.database import query_errors
 from marius_oac.data.prepare.download import default_cache_dir, fetch
-from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
+from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import write_manifest
 from marius_oac.data.prepare.ogb import write_ogb
-from marius_oac.data.prepare.readers import check_readable, read_edges
+from marius_oac.data.prepare.reading import check_files, read_files
 from marius_oac.data.prepare.registry import EMBEDDED, KnownDataset, find_dataset, is_known, locate
-from marius_oac.data.prepare.remote import fetched, is_address, shown
-from marius_oac.data.prepare.room import check_room
+from marius_oac.data.prepare.remote import is_address, shown
+from marius_oac.data.prepare.sources import Source, files_of, several
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
@@ -42,12 +42,15 @@ UNSEEN = ("train", "skip", "error", "keep")
 class PrepareRequest:
     """What to prepare, and where to write it.
 
-    Give either `source` (one file, or a known data set's name), or `train` and optionally `valid` and `test`.
+    Give either `source` (files, or a known data set's name), or `train` and optionally `valid` and `test`. Several
+    files have the graph of one with their edges, in the order given; a folder and a pattern stand for their files, in
+    the order of names (`sources`).
 
     Attributes:
         out: the graph folder to make; it must not exist.
-        source: a file that is split by fractions, its address, or a name in the registry.
-        train, valid, test: files of the splits, or their addresses (`remote`).
+        source: what is split by fractions: a file, a folder, a pattern, the address of one, or several of these; or a
+            name in the registry.
+        train, valid, test: the splits likewise.
         from_dir: a folder that holds the known data set's files; nothing is downloaded then.
         cache_dir: where downloads of known data sets are kept.
         read: how edges are stored in the files; the registry knows this for known data sets.
@@ -65,10 +68,10 @@ class PrepareRequest:
     """
 
     out: Path
-    source: str | None = None
-    train: Path | str | None = None
-    valid: Path | str | None = None
-    test: Path | str | None = None
+    source: Source | Sequence[Source] | None = None
+    train: Source | Sequence[Source] | None = None
+    valid: Source | Sequence[Source] | None = None
+    test: Source | Sequence[Source] | None = None
     from_dir: Path | None = None
     cache_dir: Path | None = None
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -79,11 +82,11 @@ class PrepareRequest:
     duplicates: Literal["keep", "drop"] = "keep"
 
     def __post_init__(self) -> None:
-        if (self.source is None) == (self.train is None):
-            raise InputError("name one file or data set, or the files of the splits: one of these, and not both")
-        if self.train is None and (self.valid or self.test):
+        if bool(several(self.source)) == bool(several(self.train)):
+            raise InputError("name files or a data set, or the files of the splits: one of these, and not both")
+        if not several(self.train) and (self.valid or self.test):
             raise InputError("files for valid or test need one for train")
-        if self.from_dir is not None and self.source is None:
+        if self.from_dir is not None and len(several(self.source)) != 1:
             raise InputError("a folder with a data set's files needs the data set's name", "from_dir")
         for name, allowed in (("unseen", UNSEEN), ("duplicates", ("keep", "drop"))):
             if getattr(self, name) not in (*allowed, getattr(type(self), name)):
@@ -170,25 +173,25 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
     dataset = _known_dataset(request)
     if dataset is not None and dataset.ogb is not None:
         return _prepare_ogb(request, dataset, out)
-    files, read = _find_files(request, dataset)
+    given, read = _find_files(request, dataset)
+    files = {split: files_of(named) for split, named in given.items()}
     request = replace(request, unseen=_unseen(request, "all" in files))
     if "all" not in files and (request.valid_fraction, request.test_fraction) != (None, None):
         raise InputError("fractions are for a single file; the splits are given here", "valid_fraction, test_fraction")
-    _check([path for path in files.values() if isinstance(path, Path)], out)
+    check_files(files, out)
     with new_folder(out) as folder:
         work = folder / "work"
         work.mkdir()
-        with fetched(files, work / "fetched") as paths, Encoder(work) as encoder:
-            if paths != files:
-                _check(paths.values(), out)
-            ends, comment_lines = _read(encoder, paths, read)
+        with Encoder(work) as encoder:
+            ends, comment_lines = read_files(encoder, files, read, out, work)
             with Progress("sorting and joining names", "steps", 3) as progress:
                 encoder.resolve(progress)
             raw = RawEdges(encoder, work, request.duplicates == "drop")
             splits = _splits(request, files, ends, raw.kept_rows)
             counts = Assembler(encoder, raw, splits, str(request.unseen)).write(folder)
         shutil.rmtree(work)
-        sources = {split: shown(str(path)) for split, path in files.items()}
+        shows = {split: [shown(str(each)) for each in named] for split, named in given.items()}
+        sources = {split: named if len(named) > 1 else named[0] for split, named in shows.items()}
         manifest = _manifest(request, read, sources, counts, comment_lines)
         names = [f"{split}.npy" for split in SPLITS] + [path.name for path in folder.glob("*.parquet")]
         digest = write_manifest(folder, manifest, sorted(names))
@@ -200,12 +203,6 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
         fingerprint=digest,
         **vars(counts),
     )
-
-
-def _check(paths: Collection[Path], out: Path) -> None:
-    for path in paths:
-        check_readable(path)
-    check_room(paths, out)
 
 
 def _prepare_ogb(request: PrepareRequest, dataset: KnownDataset, out: Path) -> PreparedGraph:
@@ -239,9 +236,10 @@ def _prepare_ogb(request: PrepareRequest, dataset: KnownDataset, out: Path) -> P
 
 def _known_dataset(request: PrepareRequest) -> KnownDataset | None:
     """The data set that is named; None: files are."""
-    source = str(request.source)
-    if request.train is not None or is_address(source):
+    named = several(request.source)
+    if len(named) != 1 or is_address(named[0]):
         return None
+    source = str(named[0])
     if request.from_dir is None and (os.path.exists(source) or _looks_like_a_path(source)):
         return None
     return find_dataset(source)
@@ -256,19 +254,21 @@ def _files_of(request: PrepareRequest, dataset: KnownDataset) -> dict[str, Path]
     return fetch(dataset, request.cache_dir or default_cache_dir())
 
 
-def _find_files(request: PrepareRequest, dataset: KnownDataset | None) -> tuple[Mapping[str, Path | str], ReadOptions]:
-    """The files, or their addresses, by split ("all" for a single file), and how to read them."""
-    if request.train is not None:
-        given = {"train": request.train, "valid": request.valid, "test": request.test}
-        named = {split: _file(path) for split, path in given.items() if path is not None}
+def _find_files(
+    request: PrepareRequest, dataset: KnownDataset | None
+) -> tuple[Mapping[str, Sequence[Source]], ReadOptions]:
+    """What is named by split ("all" where splits are drawn), and how to read it."""
+    if several(request.train):
+        given = {"train": several(request.train), "valid": several(request.valid), "test": several(request.test)}
+        named = {split: sources for split, sources in given.items() if sources}
         return (named if len(named) > 1 else {"all": named["train"]}), request.read
     if dataset is None:
-        source = str(request.source)
-        return {"all": source if is_address(source) else Path(source)}, request.read
+        return {"all": several(request.source)}, request.read
     files = _files_of(request, dataset)
     default = ReadOptions()
     asked = {f.name: getattr(request.read, f.name) for f in fields(ReadOptions)}
-    return files, replace(dataset.read, **{k: v for k, v in asked.items() if v != getattr(default, k)})
+    read = replace(dataset.read, **{k: v for k, v in asked.items() if v != getattr(default, k)})
+    return {split: [path] for split, path in files.items()}, read
 
 
 def _unseen(request: PrepareRequest, drawn: bool) -> Literal["train", "skip", "error", "keep"]:
@@ -277,31 +277,12 @@ def _unseen(request: PrepareRequest, drawn: bool) -> Literal["train", "skip", "e
     return request.unseen or ("train" if drawn else "skip")
 
 
-def _file(path: Path | str) -> Path | str:
-    return path if is_address(path) else Path(path)
-
-
 def _looks_like_a_path(source: str) -> bool:
     return not is_known(source) and ("." in source or os.sep in source)
 
 
-def _read(encoder: Encoder, files: dict[str, Path], read: ReadOptions) -> tuple[tuple[int, int, int], int]:
-    """Reads all files. Returns the number of the first edge after each split, and the number of comment lines."""
-    ends, comment_lines = {}, 0
-    for split in ("all", *SPLITS):
-        if split in files:
-            file = EdgeFile(files[split], read)
-            with Progress(f"reading {files[split].name}", "edges") as progress:
-                for batch in read_edges(file):
-                    encoder.add(batch, file.path)
-                    progress.add(len(batch))
-            comment_lines += file.comment_lines
-        ends[split] = encoder.rows
-    return (ends["train"], ends["valid"], ends["test"]), comment_lines
-
-
 def _splits(
-    request: PrepareRequest, files: Mapping[str, Path | str], ends: tuple[int, int, int], kept_rows: int
+    request: PrepareRequest, files: Mapping[str, Sequence[Source]], ends: tuple[int, int, int], kept_rows: int
 ) -> GivenSplits | DrawnSplits:
     if "all" in files:
         return DrawnSplits(kept_rows, *_fractions(request), request.seed)
@@ -315,7 +296,7 @@ def _fractions(request: PrepareRequest) -> tuple[float, float]:
 
 
 def _manifest(
-    request: PrepareRequest, read: ReadOptions, sources: dict[str, str], counts: Counts, comment_lines: int
+    request: PrepareRequest, read: ReadOptions, sources: Mapping[str, object], counts: Counts, comment_lines: int
 ) -> dict[str, object]:
     options = {name: getattr(request, name) for name in ("seed", "unseen", "duplicates")}
     if "all" in sources:

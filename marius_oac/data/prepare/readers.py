@@ -35,7 +35,9 @@ def read_edges(file: EdgeFile) -> Generator[pa.RecordBatch, None, None]:
         InputError: the file is missing, empty, truncated or damaged, binary, not UTF-8 or ragged; it has the wrong
             number of columns, empty names, or ids that aren't integers in [0, 2**63).
     """
-    check_readable(file.path)
+    check_readable(file.path, file.one_of_several)
+    if not os.path.getsize(file.path):
+        return
     suffixes = [suffix.lower() for suffix in file.path.suffixes]
     if suffixes[-1:] == [".parquet"]:
         yield from _read_parquet(file)
@@ -50,8 +52,8 @@ def read_edges(file: EdgeFile) -> Generator[pa.RecordBatch, None, None]:
         yield from read_text(file, delimiter)
 
 
-def check_readable(path: Path) -> None:
-    """Raises InputError unless `path` is a readable file that isn't empty."""
+def check_readable(path: Path, may_be_empty: bool = False) -> None:
+    """Raises InputError unless `path` is a readable file, which isn't empty."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -59,7 +61,7 @@ def check_readable(path: Path) -> None:
         raise InputError("no such file", path) from None
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror}", path) from None
-    if size == 0:
+    if size == 0 and not may_be_empty:
         raise InputError("the file is empty", path)
 
 
@@ -67,12 +69,13 @@ def _read_parquet(file: EdgeFile) -> Iterator[pa.RecordBatch]:
     with parquet_errors(file.path):
         with pq.ParquetFile(file.path) as parquet:
             names, rows = list(parquet.schema_arrow.names), parquet.metadata.num_rows
-        chosen = [names[index] for index in file.select(len(names), names)]
+        numbers = file.select(len(names), names)
+        chosen = [names[index] for index in numbers]
         for name in chosen:
             if names.count(name) > 1:
                 raise InputError(f"two columns are named {name!r}", file.path)
-        if rows == 0:
-            raise InputError(f"the file has no {file.holds}", file.path)
+        file.check_rows(rows)
+        file.settle("Parquet", len(names), names, numbers)
         row = 1
         for batch in parquet_batches(file.path, chosen, BATCH_ROWS):
             columns = [checked_names(batch.column(name), name, row, file.path) for name in chosen]
@@ -136,9 +139,9 @@ def _read_npy(file: EdgeFile) -> Iterator[pa.RecordBatch]:
     ids = _open_npy(file.path)
     if not isinstance(ids, np.ndarray) or ids.ndim != 2:
         raise InputError(f"an array [edges, 2 or 3] is needed, not one of shape {np.shape(ids)}", file.path)
-    if len(ids) == 0:
-        raise InputError(f"the file has no {file.holds}", file.path)
+    file.check_rows(len(ids))
     chosen = file.select(ids.shape[1], None)
+    file.settle("NumPy", ids.shape[1], None, chosen)
     if ids.dtype.kind == "f":
         _refuse_floats(ids[:BATCH_ROWS], 1, file.path)
     if ids.dtype.kind not in "iu":

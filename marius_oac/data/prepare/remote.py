@@ -1,4 +1,4 @@
-"""Files of edges that lie in an object store or on a server: they are copied beside the graph before they are read.
+"""Files of edges that lie in an object store or on a server: each is copied beside the graph while it is read.
 
 fsspec opens an address: s3://, gs://, hf://, sftp:// and others, some of which take a package more. http and https are
 downloaded as known data sets are. Of an address, user, password and query are shown nowhere and written nowhere: they
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
+from marius_oac.data.prepare.contents import files_in, matching
 from marius_oac.data.prepare.download import PIECE_BYTES, download, new_file
 from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
@@ -34,20 +36,22 @@ def shown(address: str) -> str:
     return _ADDRESS.sub(r"\g<scheme>://\g<rest>", address)
 
 
+def _is_web(address: str) -> bool:
+    return address.lower().startswith(("http://", "https://"))
+
+
 def fetch_file(address: str, folder: Path) -> Path:
     """Copies the file into the folder, under its own name.
 
     Raises:
-        InputError: the address names no file, it can't be read, fewer bytes came than it has, or the disk is full.
+        InputError: the address names no file, it can't be read, other than its bytes came, or the disk is full.
     """
-    if "::" in address:  # fsspec's chains of addresses, each with secrets of its own
-        raise InputError("one address is needed, not several joined by ::", address.partition("://")[0])
     name = posixpath.basename(shown(address))
     if name in ("", ".", ".."):
         raise InputError("the address names no file", shown(address))
     folder.mkdir(parents=True)
     target = folder / name
-    if address.lower().startswith(("http://", "https://")):
+    if _is_web(address):
         if urlsplit(address).username is not None:
             raise InputError("a user and a password are not sent over http", shown(address))
         with _called(address, shown(address)):
@@ -69,22 +73,55 @@ def fetch_file(address: str, folder: Path) -> Path:
 
 
 @contextmanager
-def fetched(files: Mapping[str, Path | str], folder: Path) -> Iterator[dict[str, Path]]:
-    """The files by split, of which those with an address are copied into the folder. Errors name the address."""
-    paths, addresses = {}, {}
-    for split, file in files.items():
-        if is_address(file):
-            paths[split] = fetch_file(str(file), folder / split)
-            addresses[str(paths[split])] = shown(str(file))
-        else:
-            paths[split] = Path(file)
+def fetched(file: Path | str, folder: Path) -> Iterator[Path]:
+    """The file. One with an address is copied into the folder, which is made, and removed after the block; errors name
+    the address."""
+    if not is_address(file):
+        yield Path(file)
+        return
+    copy = fetch_file(str(file), folder)
     try:
-        yield paths
+        yield copy
     except InputError as error:
-        for copy, address in addresses.items():
-            if error.where is not None and error.where.startswith(copy):
-                raise InputError(error.message, address + error.where.removeprefix(copy)) from error
+        if error.where is not None and error.where.startswith(str(copy)):
+            raise InputError(error.message, shown(str(file)) + error.where.removeprefix(str(copy))) from error
         raise
+    finally:
+        shutil.rmtree(folder)
+
+
+def check_there(address: str) -> None:
+    """Raises InputError if fsspec finds no such file. Of http and https nothing is asked before they are read."""
+    if not _is_web(address):
+        with _opened(address):
+            pass
+
+
+def listed(address: str) -> list[str]:
+    """The addresses of the files that an address stands for, in the order of their names: those of a folder if it ends
+    in "/", those that match if the last part of its path has a "*", else the address itself.
+
+    Raises:
+        InputError: there are none, the folder has folders in it, or can't be read; or several addresses are joined.
+    """
+    if "::" in address:  # fsspec's chains of addresses, each with secrets of its own
+        raise InputError("one address is needed, not several joined by ::", address.partition("://")[0])
+    place, _, last = address.rpartition("/")
+    if _is_web(address) or (last and "*" not in address):
+        return [address]
+    if "*" in place:
+        raise InputError("a * is understood behind the last / alone", shown(address))
+    import fsspec  # not needed otherwise
+
+    try:
+        system, path = fsspec.url_to_fs(place)
+        found = system.ls(path, detail=True)
+    except Exception as error:  # whatever a protocol's package raises, the user can't read the folder
+        raise _failed(address, error) from None
+    kinds = {posixpath.basename(each["name"].rstrip("/")): each["type"] for each in found if each["name"] != path}
+    names = {name: kind == "directory" for name, kind in kinds.items()}
+    some = matching(names, last, shown(address)) if last else files_in(names, shown(address))
+    return [f"{place}/{name}" for name in some]
 
 
 @contextmanager

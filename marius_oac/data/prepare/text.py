@@ -35,8 +35,7 @@ def read_text(file: EdgeFile, delimiter: str) -> Iterator[pa.RecordBatch]:
     parser = _Parser(file, delimiter)
     for first_line, block in _blocks(file.path):
         yield from parser.parse(first_line, block)
-    if not parser.rows:
-        raise InputError(f"the file has no {file.holds}", file.path)
+    file.check_rows(parser.rows)
 
 
 def open_maybe_compressed(path: Path) -> BufferedIOBase:
@@ -164,22 +163,28 @@ class _Parser:
         lines = list(islice(self._lines(first_line, block), 1 + _LOOKED_AT))
         if not lines:
             return body
-        fields = self._fields(*lines[0])
-        self.width = len(fields)
-        header = self._has_header(lines)
-        names = fields if header else None
-        self.chosen = self.file.select(self.width, names, fields)
+        fields, before, where = self._fields(*lines[0]), self.file.before, f"{self.file.path}:{lines[0][0]}"
+        if before is None or before.kind != "text":
+            header, self.width = self._has_header(lines), len(fields)
+            names = fields if header else None
+            self.chosen = self.file.select(self.width, names, fields)
+        else:  # a line with other fields is blamed below
+            names = None if before.names is None else list(before.names)
+            self.chosen, self.width = list(before.chosen), before.width
+            header = fields == names
+            if not header and self._has_header(lines):
+                other = f"other than those of {before.file}" if names else f"where {before.file} has none"
+                raise InputError(f"column names {other}, or an edge (--no-header)", where)
+        self.file.settle("text", self.width, names, self.chosen)
         numbered = [f"{index} (counted from 0)" for index in range(self.width)]
         self.titles = numbered if names is None else [repr(name) for name in names]
         if header:
             start = len(body) - len(body.lstrip(b"\r\n"))
             body = body[body.index(b"\n", start) + 1 :]
-            if self.file.options.header is None:
+            if self.file.options.header is None and before is None:
                 meant = ", ".join(repr(fields[index]) for index in self.chosen)
                 kinds = ", ".join(column_names(len(self.chosen)))
-                logger.warning(
-                    f"{self.file.path}:{lines[0][0]}: column names, not an edge; {kinds}: {meant} (--no-header)"
-                )
+                logger.warning(f"{where}: column names, not an edge; {kinds}: {meant} (--no-header)")
         return body
 
     def _has_header(self, lines: list[tuple[int, bytes]]) -> bool:

@@ -177,8 +177,8 @@ def place_terms(places, gradients, shares, starts, total, several, count, at):
 
 @compiled
 def tree_sums(order, starts, slots, shares, at, several, block, sums, total):
-    """`tree_sum` of each row with several terms by itself: `total[i]` is the sum of the terms of row i, as `sort_by_row`
-    has them.
+    """`tree_sum` of each row with several terms by itself: `total[i]` is the sum of the terms of row i, which are as
+    `sort_by_row` has them.
 
     Args:
         slots, shares: of each term, int64 [n] and float32 [n]; slots ascend. at, several: see `place_terms`.
