@@ -46,8 +46,8 @@ class LogConfig(Section):
 
     train: Files = Field(
         min_length=1,
-        description="Training files, folders of files or patterns, in training order. The files of a folder or pattern are "
-        "in natural order (`part-2` before `part-10`).",
+        description="Training files, folders of files or patterns, in training order. The files of a folder or "
+        "pattern are in natural order (`part-2` before `part-10`).",
     )
     valid: Files = Field((), description="Validation files or patterns.")
     test: Files = Field((), description="Test files or patterns.")

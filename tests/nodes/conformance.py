@@ -222,6 +222,14 @@ def death(group):
     return [ended(lambda: group.all_reduce(torch.zeros(100))), ended(group.barrier), ended(lambda: group.gather(1))]
 
 
+def coming_late(group):
+    """The last member comes to the call when it is told to; the others are in it by then."""
+    group.barrier()
+    if group.rank == group.size - 1:
+        group.hear()
+    return [ended(lambda: group.gather("x" * 100)), ended(group.barrier)]
+
+
 def freezing(group):
     """The last member's process stops in its tracks; the others wait for it."""
     group.barrier()

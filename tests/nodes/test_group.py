@@ -1,5 +1,6 @@
 """The contract of `Group`, on threads and on processes."""
 
+import multiprocessing.connection
 import os
 import signal
 import time
@@ -128,6 +129,23 @@ def test_a_member_that_freezes_is_named_when_it_has_been_silent():
     world = ProcessWorld(3, timeout=2.0)
     assert world.play("freezing", heard=2) == ["lost rank 2: has not been heard of for 2 s"] * 2
     world.members[2].kill()
+    world.close()
+
+
+def test_a_call_that_gloo_forgets_is_given_up():
+    """A frozen process has what it waits for in its socket, and the end of the connection behind it. gloo then begins
+    to send, can't, and does not tell the call, whose receive is done."""
+    world = ProcessWorld(2, timeout=60.0)
+    world.say("coming_late", 0, 1)
+    assert world.silent(0.5)
+    os.kill(world.members[0].pid, signal.SIGSTOP)
+    world.say("come", 1)
+    assert world.silent(0.5)
+    world.members[1].kill()
+    world.members[1].join()
+    os.kill(world.members[0].pid, signal.SIGCONT)
+    assert multiprocessing.connection.wait(world.lines[:1], 30), "it waits for ever"
+    assert world.hear(1) == [["lost rank 1: has ended: its connection is closed"] * 2]
     world.close()
 
 

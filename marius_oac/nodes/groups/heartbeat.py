@@ -99,6 +99,17 @@ class Heartbeat:
             self._changed.wait_for(lambda: self._verdict(slot) or self._ended, _VERDICT)
             return self._verdict(slot)
 
+    def patience(self, slot: int) -> float | None:
+        """Seconds within which a call of a group must have ended, from now on; None: it may take any time.
+
+        At once if a member was lost or has aborted the group. What a member that has left had sent may still be on its
+        way, but for no longer than a heartbeat may.
+        """
+        with self._changed:
+            if self._verdict(slot) is None:
+                return None
+            return 0.0 if self.lost is not None or slot in self._aborted else self._timeout
+
     def leave(self) -> None:
         """Announces that this member leaves, and ends the thread."""
         self._leaving = True

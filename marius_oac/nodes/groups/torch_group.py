@@ -4,7 +4,7 @@ Guarantees:
 - gloo reduces tensors of any size in a ring, part by part. One chain of members sums a part in one order, then it is
   copied. So all members hold the same bits, and the order depends only on size and members.
 - A call waits as long as every member is alive, even through an evaluation on one of them. A member that is gone ends
-  it (see `heartbeat`).
+  it (see `heartbeat`), also where gloo does not notice.
 - `abort` closes this member's connections of that group; called on the group itself, those of its channels, too. NCCL
   is aborted, so that its work on the GPU ends. gloo has no way to end a waiting call except that a receive times out,
   which closes all its connections. The tensors of an aborted call are undefined.
@@ -17,6 +17,7 @@ each other by a secret that is in the store.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -24,11 +25,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Store, distributed_c10d
+from torch.distributed import ProcessGroup, Store, Work, distributed_c10d
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError, NodeLost
@@ -42,6 +43,7 @@ _EVER = timedelta(days=3650)
 """How long a call waits by itself: practically for ever. The heartbeat ends the calls that wait for a lost member."""
 _ALL = "all have come"
 _RELEASED = "released"
+_AT_ONCE = timedelta(seconds=1)  # that a call waits before it looks whether it waits in vain
 _LOOK = timedelta(seconds=0.2)  # between two looks: signals are handled meanwhile
 _NEVER_SENT = (1 << 20) + 1  # a tag
 Result = TypeVar("Result")
@@ -114,30 +116,30 @@ class TorchGroup(Group):
         return group
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
-        self._call(lambda: dist.all_reduce(tensor, group=self._process_group))
+        self._collective(dist.all_reduce, tensor)
 
     def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        self._call(lambda: dist.broadcast(tensor, self._ranks[root], group=self._process_group))
+        self._collective(dist.broadcast, tensor, self._ranks[root])
 
     def barrier(self) -> None:
         """See `Group.barrier`."""
-        self._call(lambda: dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=self._process_group))
+        self._collective(dist.all_reduce, torch.zeros(1, dtype=torch.int32))
 
     def _all_to_all(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
         outgoing, incoming = torch.cat([each.view(-1) for each in sent]), [each.numel() for each in received]
         found, sizes = torch.empty(sum(incoming)), [each.numel() for each in sent]
-        self._call(lambda: dist.all_to_all_single(found, outgoing, incoming, sizes, group=self._process_group))
+        self._collective(dist.all_to_all_single, found, outgoing, incoming, sizes)
         for tensor, part in zip(received, found.split(incoming), strict=True):
             tensor.view(-1).copy_(part)
 
     def _gather(self, text: bytes) -> list[bytes]:
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.names]
         mine = torch.tensor([len(text)], dtype=torch.int64)
-        self._call(lambda: dist.all_gather(lengths, mine, group=self._process_group))
+        self._collective(dist.all_gather, lengths, mine)
         longest = max(int(length) for length in lengths)
         padded = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
         texts = [torch.empty(longest, dtype=torch.uint8) for _ in self.names]
-        self._call(lambda: dist.all_gather(texts, padded, group=self._process_group))
+        self._collective(dist.all_gather, texts, padded)
         return [each[: int(length)].numpy().tobytes() for each, length in zip(texts, lengths, strict=True)]
 
     def channel(self, name: str) -> TorchGroup:
@@ -167,6 +169,33 @@ class TorchGroup(Group):
         if self._aborted:  # while it was connecting
             found.abort(self._why)
         return found
+
+    def _collective(self, call: Callable[..., Work | None], *arguments: Any) -> None:
+        on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in arguments)
+        self._call(lambda: self._finish(call(*arguments, group=self._process_group, async_op=not on_gpu)))
+
+    def _finish(self, work: Work | None) -> None:
+        """Waits until a collective of gloo is done.
+
+        A send that gloo had to put off is not told that the connection is closed (`Pair::signalException` leaves out
+        unbound buffers), and waits for ever. So it is for a process that was frozen until the others were gone. A
+        member whose end is known must therefore have ended the call soon after.
+        """
+        known: float | None = None
+        while work is not None:
+            try:
+                work.wait(_AT_ONCE)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            patience = 0.0 if self._aborted else self._shared.heartbeat.patience(self._slot)
+            if patience is None:
+                continue
+            known = known or time.monotonic()
+            if time.monotonic() - known > patience + _AT_ONCE.total_seconds():
+                _leave_behind(self._process_group)
+                raise RuntimeError("gloo has forgotten a call of a connection that is closed")
 
     def _call(self, work: Callable[[], Result]) -> Result:
         if self._aborted or self._closed:
@@ -222,6 +251,11 @@ class TorchGroup(Group):
                     dist.destroy_process_group(mine)
             if self._root:
                 dist.destroy_process_group()
+
+
+def _leave_behind(group: ProcessGroup | None) -> None:
+    """Keeps a process group, one of whose calls never ends, from being destroyed: that would wait for the call."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def release(name: str, timeout: float) -> None:
