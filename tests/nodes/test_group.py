@@ -149,6 +149,18 @@ def test_a_call_that_gloo_forgets_is_given_up():
     world.close()
 
 
+def test_a_member_that_is_asked_to_stop_in_a_call_leaves_without_the_others():
+    world = ProcessWorld(2, timeout=60.0)
+    world.say("coming_late", 0, 1)
+    assert world.silent(0.5)
+    os.kill(world.members[0].pid, signal.SIGINT)
+    world.members[0].join(30)
+    assert world.members[0].exitcode == 1, "it waits for a call that has not ended"
+    world.say("come", 1)
+    assert world.hear() == ["dead", ["lost rank 0: has left the group"] * 2]
+    world.close()
+
+
 def test_a_member_that_lives_is_waited_for_however_long_it_takes():
     """No number says how long: neither the seconds of silence, nor what gloo is told when it connects."""
     timeout = 1.0

@@ -180,22 +180,23 @@ class TorchGroup(Group):
         A send that gloo had to put off is not told that the connection is closed (`Pair::signalException` leaves out
         unbound buffers), and waits for ever. So it is for a process that was frozen until the others were gone. A
         member whose end is known must therefore have ended the call soon after.
+
+        A request to stop may end the wait. The call goes on meanwhile, before later ones.
         """
-        known: float | None = None
-        while work is not None:
-            try:
-                work.wait(_AT_ONCE)
-                return
-            except RuntimeError:
-                if work.is_completed():
-                    raise
-            patience = 0.0 if self._aborted else self._shared.heartbeat.patience(self._slot)
-            if patience is None:
-                continue
-            known = known or time.monotonic()
-            if time.monotonic() - known > patience + _AT_ONCE.total_seconds():
-                _leave_behind(self._process_group)
-                raise RuntimeError("gloo has forgotten a call of a connection that is closed")
+        if work is None:
+            return
+        group, known = self._process_group, None
+        try:
+            while not _has_ended(work):
+                patience = 0.0 if self._aborted else self._shared.heartbeat.patience(self._slot)
+                if patience is None:
+                    continue
+                known = known or time.monotonic()
+                if time.monotonic() - known > patience + _AT_ONCE.total_seconds():
+                    raise RuntimeError("gloo has forgotten a call of a connection that is closed")
+        finally:
+            if not work.is_completed():  # to destroy the group would be to wait for the call
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _call(self, work: Callable[[], Result]) -> Result:
         if self._aborted or self._closed:
@@ -253,9 +254,15 @@ class TorchGroup(Group):
                 dist.destroy_process_group()
 
 
-def _leave_behind(group: ProcessGroup | None) -> None:
-    """Keeps a process group, one of whose calls never ends, from being destroyed: that would wait for the call."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+def _has_ended(work: Work) -> bool:
+    """Waits for `_AT_ONCE` at most; returns whether a call has ended. Raises RuntimeError if it has failed."""
+    try:
+        work.wait(_AT_ONCE)
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
 
 
 def release(name: str, timeout: float) -> None:
