@@ -251,6 +251,10 @@ def test_parts_are_in_natural_order(numbers):
     assert files_in(names, "here") == matching(names, "p*", "here") == [f"part-{number}" for number in sorted(numbers)]
 
 
+def test_digits_that_are_no_numbers_have_their_place_as_well():
+    assert files_in(dict.fromkeys(["²", "10", "9", "a", "٣"], False), "here") == ["٣", "9", "10", "a", "²"]
+
+
 def test_a_pattern_matches_what_it_matches_in_a_shell():
     names = {"a.csv": False, ".b.csv": False, "_c.csv": False, "d.csv": True, "e.tsv": False}
     assert matching(names, "*.csv", "here") == ["_c.csv", "a.csv"]

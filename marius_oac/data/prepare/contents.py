@@ -12,7 +12,7 @@ from marius_oac.errors import InputError
 
 def natural_order(name: str | Path) -> list[tuple[int, str]]:
     """A sort key with which day_9 comes before day_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(name))]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(name))]
 
 
 def files_in(names: Mapping[str, bool], where: object) -> list[str]:

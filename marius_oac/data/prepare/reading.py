@@ -75,8 +75,8 @@ def _read_split(encoder: Encoder, files: Sequence[Source], read: ReadOptions, ou
                     waiting.append(each)
                     continue
                 for early in waiting:
-                    with fetched(early, work / "early") as path_:
-                        comment_lines += _read_file(encoder, EdgeFile(path_, read, one_of_several=True, before=before))
+                    with fetched(early, work / "early") as copy:
+                        comment_lines += _read_file(encoder, EdgeFile(copy, read, one_of_several=True, before=before))
             file = EdgeFile(path, read, one_of_several=several, before=before)
             comment_lines += _read_file(encoder, file, shows)
     if encoder.rows == first:
