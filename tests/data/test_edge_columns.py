@@ -105,6 +105,7 @@ def test_rules():
     assert not hold_names(["x", "r", "7"], [["1", "a", "2"]]) and not hold_names(["x", "y"], [["1", "a"]])
     assert roles(["source", "target", "friendship"]) == [0, 2, 1] and roles(["a", "b"]) is None
     assert roles(["user", "item", "rating"]) == [0, 1] and roles(["from", "to", "source"]) is None
+    assert roles(["", "source", "target"]) == [1, 2], "an index that pandas wrote"
 
 
 def test_a_tab_may_be_typed_as_two_characters(command, tmp_path):

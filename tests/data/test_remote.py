@@ -114,8 +114,8 @@ class Broken(MemoryFileSystem):
     protocol = "broken"
     store: dict = {}
 
-    def size(self, path):
-        return 2 * len(EDGES) if path.endswith("short.tsv") else len(EDGES)
+    def info(self, path, **_):
+        return {"type": "file", "size": 2 * len(EDGES) if path.endswith("short.tsv") else len(EDGES)}
 
     def open(self, path, mode="rb", **_):
         class File:
@@ -163,3 +163,35 @@ def test_addresses(text, address):
 def test_what_is_shown():
     assert shown("https://user:pw@host:80/a/b.tsv?X-Amz-Signature=1#x") == "https://host:80/a/b.tsv"
     assert shown("s3://bucket/a@b.tsv") == "s3://bucket/a@b.tsv"
+    assert shown("sftp://u:se@cret@host:22/a@b.tsv") == "sftp://host:22/a@b.tsv"
+    assert shown("s3://u:se/cret@bucket/a.tsv") == "s3://..."
+    assert shown("cache::s3://u:secret@bucket/a.tsv?x=secret") == "cache::s3://bucket/a.tsv"
+
+
+class Talkative(MemoryFileSystem):
+    """Repeats in its messages what it was given, as some packages do."""
+
+    protocol = "talkative"
+
+    def info(self, path, **_):
+        raise ValueError('Invalid bucket name "key:hush@bucket": hush, se/cret, key=mum')
+
+
+@pytest.mark.parametrize("address", ["talkative://key:hush@bucket/a.tsv?key=mum", "talkative://u:se/cret@bucket/a.tsv"])
+def test_what_a_package_repeats_of_an_address_is_not_told(tmp_path, address):
+    fsspec.register_implementation("talkative", Talkative, clobber=True)
+    with pytest.raises(InputError) as error:
+        graph(tmp_path / "g", source=address)
+    secrets = ("hush", "mum") if "hush" in address else ("se/cret", "cret")
+    assert not any(secret in str(error.value) for secret in secrets) and "can't be read: Invalid" in str(error.value)
+
+
+@pytest.mark.parametrize("command", ["init {}", "train c.yaml"])
+def test_addresses_are_for_prepare_alone(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    address = "s3://key:secret@bucket/logs/"
+    config = f"task: ctr\ndata: {{train: ['{address}'], label: y, numeric: [x]}}\nmodel: {{network: lr}}\n"
+    (tmp_path / "c.yaml").write_text(config)
+    assert main(command.format(address).split()) == 2
+    said = capsys.readouterr().err
+    assert "s3://bucket/logs/: an address is for `marius-oac prepare` alone" in said and "secret" not in said

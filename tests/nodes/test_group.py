@@ -3,14 +3,18 @@
 import multiprocessing.connection
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.groups import torch_group
 from marius_oac.nodes.groups.contract import ring_bytes
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.torch_group import TorchGroup, await_all, await_release, release
@@ -147,6 +151,60 @@ def test_a_call_that_gloo_forgets_is_given_up():
     assert multiprocessing.connection.wait(world.lines[:1], 30), "it waits for ever"
     assert world.hear(1) == [["lost rank 1: has ended: its connection is closed"] * 2]
     world.close()
+
+
+class Waiting:
+    """A call that ends, or fails, after so many waits; None: never."""
+
+    def __init__(self, waits, error=None):
+        self.left, self.error = waits, error
+
+    def wait(self, timeout):
+        if self.left is None or self.left > 0:
+            self.left = self.left and self.left - 1
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise self.error
+
+    def is_completed(self):
+        return self.left == 0
+
+
+@pytest.fixture
+def finishing(monkeypatch):
+    """`finishing(work, patience, ...)`: waits for a call while heartbeats say these; returns by how much the references
+    to the process group have grown."""
+    monkeypatch.setattr(torch_group, "_AT_ONCE", timedelta(0))
+
+    def finish(work, *patience, aborted=False):
+        group, said = TorchGroup.__new__(TorchGroup), iter(patience)
+        group._process_group, group._aborted, group._slot = object(), aborted, 0
+        group._shared = SimpleNamespace(heartbeat=SimpleNamespace(patience=lambda slot: next(said)))
+        before = sys.getrefcount(group._process_group)
+        try:
+            group._finish(work)
+        except RuntimeError as error:
+            return str(error), sys.getrefcount(group._process_group) - before
+        return "done", sys.getrefcount(group._process_group) - before
+
+    return finish
+
+
+def test_a_call_is_waited_for_as_long_as_nobody_is_gone(finishing):
+    assert finishing(Waiting(3), None, None, None) == ("done", 0)
+    assert finishing(None) == ("done", 0), "NCCL's, which are waited for on the GPU"
+
+
+def test_a_call_that_fails_says_so_at_once(finishing):
+    assert finishing(Waiting(1, RuntimeError("closed")), None) == ("closed", 0)
+
+
+def test_a_call_that_waits_in_vain_is_given_up_and_its_process_group_left(finishing):
+    """To destroy the process group would be to wait for the call."""
+    given_up = "gloo has forgotten a call of a connection that is closed"
+    assert finishing(Waiting(None), None, 0.0, 0.0) == (given_up, 1)
+    assert finishing(Waiting(None), aborted=True) == (given_up, 1)
+    assert finishing(Waiting(4), None, 60.0, 60.0, 60.0) == ("done", 0), "what a member has sent that has left"
 
 
 def test_a_member_that_is_asked_to_stop_in_a_call_leaves_without_the_others():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marius_oac.cli.init.graph import begins_with_comment, known_graph, raw_graph
+from marius_oac.cli.init.graph import begins_with_comment, known_graph, one_to_look_at, raw_graph
 from marius_oac.cli.init.known_log import known_log
 from marius_oac.cli.init.log import LogRequest, first_log, sample_of
 from marius_oac.config.errors import parse
@@ -22,7 +22,7 @@ from marius_oac.data.logs.guess import looks_like_edges
 from marius_oac.data.logs.known import find_log
 from marius_oac.data.prepare.layout import MANIFEST
 from marius_oac.data.prepare.readers import check_readable
-from marius_oac.data.prepare.sources import paths_of
+from marius_oac.data.prepare.sources import check_together, paths_of
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import answer, logger, report
 from marius_oac.runtime.files.atomic import disk_errors, make_folder, unfinished, write_flushed
@@ -88,13 +88,13 @@ def _described(request: InitRequest) -> tuple[str, list[str]]:
             raise InputError("a graph of dgl's: prepare it first (marius-oac prepare), then init its folder", source)
         return _read_back(known_graph(source), [])
     files = [path for pattern in request.sources for path in paths_of(pattern)]
+    check_together(files)
     for path in files:
         check_readable(path, may_be_empty=len(files) > 1)
     graph = True if request.columns else request.is_graph
     notes: list[str] = []
     if graph is None and not request.about_a_log and single:
-        largest = max(files, key=os.path.getsize)
-        graph, notes = _looks_like_a_graph(largest, request.log.delimiter)
+        graph, notes = _looks_like_a_graph(one_to_look_at(files), request.log.delimiter)
     if graph:
         text, more = raw_graph(request.sources, files, request.log.delimiter, request.columns)
     else:

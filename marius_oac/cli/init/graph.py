@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,13 +48,13 @@ def raw_graph(
     """The configuration for the graph that files of edges will be prepared to, and a note with the command for that.
 
     Args:
-        sources: as the user names them. files: that they stand for; the largest one is looked at.
+        sources: as the user names them. files: that they stand for, one of which is looked at.
         delimiter, columns: as in `ReadOptions`; None: guessed.
 
     Raises:
         InputError: the file holds no edges, or it is unclear which columns are their ends.
     """
-    path = max(files, key=os.path.getsize)
+    path = one_to_look_at(files)
     options = _options(path, delimiter)
     guessed = options.columns if columns is None else None
     options = replace(options, columns=columns or options.columns)
@@ -61,12 +62,12 @@ def raw_graph(
     first = next(batches)
     batches.close()
     named = Path(sources[0] if len(sources) == 1 else path)  # a folder's name says more than that of a part of it
-    folder = Path("data", named.name.split(".")[0].strip("*?[]-_") or "graph")
+    folder = Path("data", re.sub(r"[*?[\]]", "", named.name.split(".")[0]).strip("-_") or "graph")
     command = ["marius-oac", "prepare", *sources]
     command += ["--delimiter", options.delimiter] if options.delimiter else []
     command += ["--columns", ",".join(options.columns)] if options.columns else []
     command += ["--out", str(folder)]
-    shown = " ".join(r"$'\t'" if word == "\t" else shlex.quote(word) for word in command)  # a comment shows no tab
+    shown = " ".join(map(_quoted, command))
     edges, relations = sum(_edges(each, len(first) * (each == path)) for each in files), first.num_columns == 3
     head = [f"The graph of {', '.join(sources)}. Prepare it first:", f"  {shown}"]
     notes = [] if os.path.exists(folder) else [f"prepare it first: {shown}"]
@@ -75,6 +76,22 @@ def raw_graph(
             0, f"the relation is column {plain(guessed[1])!r}, as it has the fewest values (--columns: others)"
         )
     return _text(head, str(folder), relations, edges, edges, True), notes
+
+
+def one_to_look_at(files: Sequence[Path]) -> Path:
+    """The first of the larger files. If one was cut into parts, the first part alone has its column names."""
+    sizes = [os.path.getsize(path) for path in files]
+    return next(path for path, size in zip(files, sizes, strict=True) if 2 * size >= max(sizes))
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell reads it, on one line."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain_ones = (each.isprintable() and each not in "\\'" for each in word)
+    escaped = (each if is_plain else "".join(f"\\x{byte:02x}" for byte in each.encode())
+               for each, is_plain in zip(word, plain_ones, strict=True))  # fmt: skip
+    return f"$'{''.join(escaped)}'".replace(r"\x09", r"\t")
 
 
 def _options(path: Path, delimiter: str | None) -> ReadOptions:

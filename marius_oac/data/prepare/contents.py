@@ -10,9 +10,10 @@ from pathlib import Path
 from marius_oac.errors import InputError
 
 
-def natural_order(name: str | Path) -> list[tuple[int, str]]:
+def natural_order(name: str | Path) -> tuple[list[tuple[int, str]], str]:
     """A sort key with which day_9 comes before day_10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(name))]
+    parts = re.split(r"(\d+)", str(name))
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], str(name)
 
 
 def files_in(names: Mapping[str, bool], where: object) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from marius_oac.errors import InputError
@@ -33,10 +33,11 @@ def column_names(count: int) -> list[str]:
     return ["head", "relation", "tail"] if count == 3 else ["head", "tail"]
 
 
-def hold_names(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def hold_names(first: Sequence[str], rows: Sequence[Sequence[str]], may_be_alone: bool = False) -> bool:
     """Whether the fields of a first line are names of columns: they are well-known names, or all `rows` that follow
-    begin and end with integers and the first line does neither."""
-    if not rows or any(len(row) != len(first) for row in rows):
+    begin and end with integers and the first line does neither. Without rows they are none, unless they may be alone,
+    as in one of several files."""
+    if not (rows or may_be_alone) or any(len(row) != len(first) for row in rows):
         return False
     words = [_word(field) for field in first]
     known = _HEADS | _TAILS | _RELATIONS | _OTHERS
@@ -44,7 +45,7 @@ def hold_names(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         return True
     ends = (0, len(first) - 1)
     are_ids = all(_INTEGER.fullmatch(row[end]) for row in rows for end in ends)
-    return are_ids and not any(_INTEGER.fullmatch(first[end]) for end in ends)
+    return bool(rows) and are_ids and not any(_INTEGER.fullmatch(first[end]) for end in ends)
 
 
 def roles(names: Sequence[str]) -> list[int] | None:
@@ -57,8 +58,14 @@ def roles(names: Sequence[str]) -> list[int] | None:
         return None
     if relation is not None:
         return [head, relation, tail]
-    others = [number for number, word in enumerate(words) if number not in (head, tail) and word not in _OTHERS]
+    others = [number for number, word in enumerate(words) if number not in (head, tail) and word not in {"", *_OTHERS}]
     return [head, others[0], tail] if len(names) == 3 and others else [head, tail]
+
+
+def same_words(fields: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether these are the same, in any order, case and spacing."""
+    mine, theirs = (sorted(each.strip().casefold() for each in some) for some in (fields, names))
+    return mine == theirs
 
 
 def _the_one(words: Sequence[str], known: frozenset[str]) -> int | None:
@@ -150,9 +157,11 @@ class EdgeFile:
         comment_lines: the number of lines that `readers.read_edges` skipped, which it sets.
         holds: what messages call the rows. Other files of two or three columns of names are read the same way.
         one_of_several: it may have no rows, as others may have some.
-        before: the columns of an earlier one of these files. A text with the same names in its first line has them as
-            a header, and none otherwise: files may be parts of one that was cut.
+        before: the columns of earlier ones of these files, by kind. A text with the same names in its first line has
+            them as a header, and none otherwise: files may be parts of one that was cut.
+        called: what notes call it.
         columns: what `readers.read_edges` found; None: no rows.
+        lone: the fields of a text's only line.
     """
 
     path: Path
@@ -160,8 +169,10 @@ class EdgeFile:
     comment_lines: int = 0
     holds: str = "edges"
     one_of_several: bool = False
-    before: Columns | None = None
+    before: Mapping[str, Columns] = field(default_factory=dict)
+    called: str = ""
     columns: Columns | None = None
+    lone: Sequence[str] | None = None
 
     def check_rows(self, rows: int) -> None:
         """Raises InputError if there are none, unless it is one of several files."""
@@ -169,14 +180,13 @@ class EdgeFile:
             raise InputError(f"the file has no {self.holds}", self.path)
 
     def settle(self, kind: str, width: int, names: Sequence[str] | None, chosen: Sequence[int]) -> None:
-        """Notes the columns. Raises InputError if a file before is of the same kind and has others."""
+        """Notes the columns. Raises InputError if a file before has others: of the same kind, or by their names."""
         named = None if names is None else tuple(names)
-        self.columns = found = Columns(str(self.path), kind, width, named, tuple(chosen))
-        if self.before is None or self.before.kind != kind:
-            return
-        mine, theirs = found.meant(), self.before.meant()
-        if mine != theirs:
-            raise InputError(f"{mine} here, {theirs} in {self.before.file}", self.path)
+        self.columns = found = Columns(self.called or str(self.path), kind, width, named, tuple(chosen))
+        for other in self.before.values():
+            comparable = other.kind == kind or None not in (other.names, named)
+            if comparable and found.meant() != other.meant():
+                raise InputError(f"{found.meant()} here, {other.meant()} in {other.file}", self.path)
 
     def select(self, width: int, names: Sequence[str] | None, first: Sequence[str] = ()) -> list[int]:
         """The numbers of the columns to read, in the order head, relation (if used), tail.

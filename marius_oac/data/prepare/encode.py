@@ -63,6 +63,7 @@ class Encoder(Closable):
         self._database = Database(work)
         self._numberings: dict[str, Numbering] = {}
         self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = self._pending_bytes = 0
         self._waiting: deque[Future[_Coded]] = deque()
         self._blocks: list[_Coded] = []
         self._runs: list[int] = []  # their edges
@@ -93,8 +94,8 @@ class Encoder(Closable):
             raise InputError("names here and integer ids in the file before (or the reverse)", path)
         self._pending.append(batch)
         self.rows += len(batch)
-        rows, size = sum(map(len, self._pending)), sum(each.nbytes for each in self._pending)
-        if rows >= BLOCK_ROWS or size >= BLOCK_BYTES:
+        self._pending_rows, self._pending_bytes = self._pending_rows + len(batch), self._pending_bytes + batch.nbytes
+        if self._pending_rows >= BLOCK_ROWS or self._pending_bytes >= BLOCK_BYTES:
             self._encode()
 
     def _begin(self, schema: pa.Schema, path: Path) -> None:
@@ -108,7 +109,7 @@ class Encoder(Closable):
     def _encode(self) -> None:
         """Has the pending edges encoded; takes blocks that are, so that no more wait than there are threads."""
         self._waiting.append(self._threads.submit(_coded_block, self._pending, self.columns))
-        self._pending = []
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
         while len(self._waiting) > THREADS:
             self._take(self._waiting.popleft().result())
 

@@ -82,6 +82,10 @@ class PrepareRequest:
     duplicates: Literal["keep", "drop"] = "keep"
 
     def __post_init__(self) -> None:
+        for name in ("source", *SPLITS):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, (str, Path)):  # it may be read only once
+                object.__setattr__(self, name, tuple(given))
         if bool(several(self.source)) == bool(several(self.train)):
             raise InputError("name files or a data set, or the files of the splits: one of these, and not both")
         if not several(self.train) and (self.valid or self.test):

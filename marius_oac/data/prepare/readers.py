@@ -52,6 +52,11 @@ def read_edges(file: EdgeFile) -> Generator[pa.RecordBatch, None, None]:
         yield from read_text(file, delimiter)
 
 
+def is_text(path: Path) -> bool:
+    """Whether `read_edges` takes it for a text."""
+    return path.suffix.lower() not in (".parquet", ".npy")
+
+
 def check_readable(path: Path, may_be_empty: bool = False) -> None:
     """Raises InputError unless `path` is a readable file, which isn't empty."""
     try:
@@ -69,6 +74,8 @@ def _read_parquet(file: EdgeFile) -> Iterator[pa.RecordBatch]:
     with parquet_errors(file.path):
         with pq.ParquetFile(file.path) as parquet:
             names, rows = list(parquet.schema_arrow.names), parquet.metadata.num_rows
+        if not rows and file.one_of_several:  # an empty table may lack its columns
+            return
         numbers = file.select(len(names), names)
         chosen = [names[index] for index in numbers]
         for name in chosen:

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from marius_oac.data.prepare.edge_file import Columns, EdgeFile, ReadOptions
+from marius_oac.data.prepare.edge_file import Columns, EdgeFile, ReadOptions, hold_names
 from marius_oac.data.prepare.encode import Encoder
-from marius_oac.data.prepare.readers import check_readable, read_edges
-from marius_oac.data.prepare.remote import check_there, fetched, is_address, shown
+from marius_oac.data.prepare.readers import check_readable, is_text, read_edges
+from marius_oac.data.prepare.remote import fetched, is_address, shown
 from marius_oac.data.prepare.room import check_room
 from marius_oac.data.prepare.sources import Source
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
-from marius_oac.types import present
 
 
 def check_files(files: Mapping[str, Sequence[Source]], out: Path) -> None:
     """Looks at all files before the first is read.
 
     Raises:
-        InputError: one is missing, is no file, or is empty and alone; or the disk has too little room for a graph of
-            those that are here.
+        InputError: one that is here is missing, no file, or empty and alone; or the disk has too little room for a
+            graph of those.
     """
     here = []
     for named in files.values():
         for file in named:
-            if is_address(file):
-                check_there(str(file))
-            else:
+            if not is_address(file):
                 check_readable(Path(file), may_be_empty=len(named) > 1)
                 here.append(Path(file))
     check_room(here, out)
@@ -61,38 +57,70 @@ def read_files(
 
 def _read_split(encoder: Encoder, files: Sequence[Source], read: ReadOptions, out: Path, work: Path) -> int:
     """Returns the number of comment lines."""
-    first, several = encoder.rows, len(files) > 1
-    before: Columns | None = None
-    comment_lines, waiting = 0, []  # files before the first that shows what the columns are
-    for place, each in enumerate(files, 1):
-        shows = f" ({place:,} of {len(files):,})" if several else ""
-        with fetched(each, work / "fetched") as path:
-            if is_address(each) and not several:
+    if len(files) == 1:
+        with fetched(files[0], work / "fetched") as path:
+            if is_address(files[0]):
                 check_room([path], out)
-            if several and before is None:
-                before = _columns(path, read, shown(str(each)))
-                if before is None and place < len(files):
-                    waiting.append(each)
-                    continue
-                for early in waiting:
-                    with fetched(early, work / "early") as copy:
-                        comment_lines += _read_file(encoder, EdgeFile(copy, read, one_of_several=True, before=before))
-            file = EdgeFile(path, read, one_of_several=several, before=before)
-            comment_lines += _read_file(encoder, file, shows)
+            return _read_file(encoder, EdgeFile(path, read, called=shown(str(files[0]))))
+    reader, first = _Several(encoder, read, work, len(files)), encoder.rows
+    for file in files:
+        reader.read(file)
+    reader.end()
     if encoder.rows == first:
         raise InputError(f"none of {len(files):,} files has edges", shown(str(files[0])))
-    return comment_lines
+    return reader.comment_lines
 
 
-def _columns(path: Path, read: ReadOptions, name: str) -> Columns | None:
-    """The columns of one of several files, called by this name; None: it does not show them. A text's only line may be
-    a header or an edge."""
-    file = EdgeFile(path, read, one_of_several=True)
-    edges = read_edges(file)
-    rows = len(next(edges, ()))
-    edges.close()
-    known = file.columns is not None and (rows > 1 or file.columns.names is not None or file.columns.kind != "text")
-    return replace(present(file.columns), file=name) if known else None
+class _Several:
+    """Reads files one after the other. A text of one line waits until another text shows whether that is a header."""
+
+    def __init__(self, encoder: Encoder, read: ReadOptions, work: Path, count: int):
+        self._encoder, self._options, self._work, self._count = encoder, read, work, count
+        self._seen: dict[str, Columns] = {}
+        self._waiting: list[Source] = []
+        self._lines: list[Sequence[str]] = []  # of those that wait
+        self._done = self.comment_lines = 0
+
+    def read(self, file: Source) -> None:
+        with fetched(file, self._work / "fetched") as path:
+            if is_text(path) and "text" not in self._seen and not self._shows_columns(path, shown(str(file))):
+                self._waiting.append(file)
+                return
+            self._read_waiting()
+            self._read(path, shown(str(file)))
+
+    def end(self) -> None:
+        """Reads those that still wait."""
+        if self._options.header is None and self._lines and hold_names(self._lines[0], self._lines[1:]):
+            raise InputError("column names, or an edge? say --header or --no-header", shown(str(self._waiting[0])))
+        self._read_waiting()
+
+    def _shows_columns(self, path: Path, name: str) -> bool:
+        """Whether a text need not wait; notes its columns."""
+        file = EdgeFile(path, self._options, one_of_several=True, called=name)
+        edges = read_edges(file)
+        next(edges, None)
+        edges.close()
+        found = file.columns
+        if found is not None and found.names is None and file.lone is not None:
+            self._lines.append(file.lone)
+            return False
+        if found is not None:
+            self._seen["text"] = found
+        return True
+
+    def _read_waiting(self) -> None:
+        waiting, self._waiting, self._lines = self._waiting, [], []
+        for file in waiting:
+            with fetched(file, self._work / "early") as path:
+                self._read(path, shown(str(file)))
+
+    def _read(self, path: Path, name: str) -> None:
+        self._done += 1
+        file = EdgeFile(path, self._options, one_of_several=True, before=self._seen, called=name)
+        self.comment_lines += _read_file(self._encoder, file, f" ({self._done:,} of {self._count:,})")
+        if file.columns is not None:
+            self._seen.setdefault(file.columns.kind, file.columns)
 
 
 def _read_file(encoder: Encoder, file: EdgeFile, shows: str = "") -> int:

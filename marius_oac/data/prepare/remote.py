@@ -7,6 +7,7 @@ may be secrets.
 
 from __future__ import annotations
 
+import glob
 import posixpath
 import re
 import shutil
@@ -21,9 +22,14 @@ from marius_oac.data.prepare.download import PIECE_BYTES, download, new_file
 from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
 
-_ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?:[^/@]*@)?(?P<rest>[^?#]*).*", re.IGNORECASE | re.DOTALL)
+_ADDRESS = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?:(?P<user>[^/?#]*)@)?(?P<rest>[^?#]*)(?P<query>.*)", re.IGNORECASE | re.DOTALL
+)
+_SECRET = re.compile(r"(?<=://)[^/\s]*@|\?\S*")  # user and password, or the query, of an address within a text
+_SLASHED = re.compile(r"[^/:]*:[^/]*[^/\d][^/]*/.*@.*", re.DOTALL)  # user:pass/word@place, which is no valid address
 
-_SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?\S*")  # user and password, or the query, of an address within a text
+
+_MARKS = ("#", "?", "::")  # that divide addresses
 
 
 def is_address(source: object) -> bool:
@@ -33,7 +39,10 @@ def is_address(source: object) -> bool:
 
 def shown(address: str) -> str:
     """The address without what may be secret."""
-    return _ADDRESS.sub(r"\g<scheme>://\g<rest>", address)
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        return _SECRET.sub("", address)
+    return f"{found['scheme']}://{'...' if _SLASHED.fullmatch(found['rest']) else found['rest']}"
 
 
 def _is_web(address: str) -> bool:
@@ -90,38 +99,46 @@ def fetched(file: Path | str, folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def check_there(address: str) -> None:
-    """Raises InputError if fsspec finds no such file. Of http and https nothing is asked before they are read."""
-    if not _is_web(address):
-        with _opened(address):
-            pass
-
-
 def listed(address: str) -> list[str]:
-    """The addresses of the files that an address stands for, in the order of their names: those of a folder if it ends
-    in "/", those that match if the last part of its path has a "*", else the address itself.
+    """The addresses of the files that an address stands for, in natural order: those of a folder if it ends in "/",
+    those that match if the last part of its path is a pattern, else the address itself. Of http and https nothing is
+    asked.
 
     Raises:
-        InputError: there are none, the folder has folders in it, or can't be read; or several addresses are joined.
+        InputError: there are none, the folder has folders in it, or can't be read; a name can't be part of an address;
+            or several addresses are joined.
     """
     if "::" in address:  # fsspec's chains of addresses, each with secrets of its own
         raise InputError("one address is needed, not several joined by ::", address.partition("://")[0])
     place, _, last = address.rpartition("/")
-    if _is_web(address) or (last and "*" not in address):
+    if _is_web(address):
         return [address]
-    if "*" in place:
-        raise InputError("a * is understood behind the last / alone", shown(address))
+    if last and not glob.has_magic(address.partition("?")[0]):
+        with _opened(address):
+            return [address]
+    if glob.has_magic(place):
+        raise InputError("a pattern is understood behind the last / alone", shown(address))
+    names = _contents(place, address)
+    some = matching(names, last, shown(address)) if last else files_in(names, shown(address))
+    for name in some:
+        if any(mark in name for mark in _MARKS):
+            raise InputError(f"no address has a name with {' or '.join(_MARKS)} in it: {name}", shown(address))
+    return [f"{place}/{name}" for name in some]
+
+
+def _contents(place: str, address: str) -> dict[str, bool]:
+    """The names in a folder, each with whether it is a folder itself. Errors name the address."""
     import fsspec  # not needed otherwise
 
     try:
         system, path = fsspec.url_to_fs(place)
+        system.invalidate_cache(path)  # of an earlier call in this process
         found = system.ls(path, detail=True)
     except Exception as error:  # whatever a protocol's package raises, the user can't read the folder
         raise _failed(address, error) from None
-    kinds = {posixpath.basename(each["name"].rstrip("/")): each["type"] for each in found if each["name"] != path}
-    names = {name: kind == "directory" for name, kind in kinds.items()}
-    some = matching(names, last, shown(address)) if last else files_in(names, shown(address))
-    return [f"{place}/{name}" for name in some]
+    # Object stores may have an empty object of the folder's own name.
+    others = [each for each in found if each["name"].rstrip("/") != path.rstrip("/")]
+    return {posixpath.basename(each["name"].rstrip("/")): each["type"] == "directory" for each in others}
 
 
 @contextmanager
@@ -140,7 +157,15 @@ def _opened(address: str) -> Iterator[tuple[BinaryIO, int | None]]:
 
     try:
         system, path = fsspec.url_to_fs(address)
-        size, file = system.size(path), system.open(path, "rb")
+        system.invalidate_cache(path)
+        about = system.info(path)
+        if about["type"] == "directory":
+            raise InputError("is a folder: write it with a / at its end", shown(address))
+        if about["type"] == "other":
+            raise InputError("is no regular file (a pipe or a device)", shown(address))
+        size, file = about["size"], system.open(path, "rb")
+    except InputError:
+        raise
     except Exception as error:  # whatever a protocol's package raises, the user can't reach the file
         raise _failed(address, error) from None
     with file:
@@ -157,5 +182,12 @@ def _read(source: BinaryIO, address: str) -> bytes:
 def _failed(address: str, error: Exception) -> InputError:
     if isinstance(error, FileNotFoundError):
         return InputError("no such file", shown(address))
-    said = _SECRET.sub("", str(error)) or type(error).__name__
+    said = str(error)
+    if found := _ADDRESS.fullmatch(address):  # packages repeat parts of an address in words of their own
+        secrets = [found["user"] or "", *re.split("[:@/]", found["user"] or ""), found["query"][1:]]
+        if _SLASHED.fullmatch(found["rest"]):
+            secrets += [found["rest"], *re.split("[:@/]", found["rest"].rpartition("@")[0])]
+        for secret in sorted({each for each in secrets if len(each) > 1}, key=len, reverse=True):
+            said = said.replace(secret, "...")
+    said = _SECRET.sub("", said) or type(error).__name__
     return InputError(f"can't be read: {said}", shown(address))

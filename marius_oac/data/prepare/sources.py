@@ -32,21 +32,52 @@ def files_of(given: Sequence[Source]) -> list[Source]:
     found: list[Source] = []
     for each in given:
         found += listed(str(each)) if is_address(each) else paths_of(str(each))
-    seen = set()
-    for file in found:
-        real = file if is_address(file) else os.path.realpath(file)
-        if real in seen:
-            raise InputError("is named twice", shown(str(file)))
-        seen.add(real)
+    check_together(found)
     return found
+
+
+def check_together(files: Sequence[Source]) -> None:
+    """Raises InputError if a file is named twice, or some are told apart by what their folders' names say: Hive writes
+    a column's value there (`relation=likes/`), and not into the files."""
+    seen: dict[str, str] = {}
+    columns: dict[str, str] = {}
+    for file in files:
+        name = shown(str(file))
+        real = str(file) if is_address(file) else os.path.realpath(file)
+        if real in seen:
+            raise InputError(f"is named twice, also as {seen[real]}" if seen[real] != name else "is named twice", name)
+        seen[real] = name
+        for column, _, value in (part.partition("=") for part in name.split("/")[:-1] if "=" in part):
+            if columns.setdefault(column, value) != value:
+                raise InputError(
+                    f"the folders' names tell a column, {column}, which is not read: write it into files", name
+                )
 
 
 def paths_of(name: str) -> Iterator[Path]:
     """Yields the file of that name, the files of the folder, or those that match the pattern, in natural order.
 
     Raises:
-        InputError: nothing matches; or the folder can't be read, is a prepared graph, or is refused by `files_in`.
+        InputError: nothing matches; the folder can't be read, is a prepared graph, or is refused by `files_in`; it is
+            an address; or a name is not UTF-8.
     """
+    if "://" in name and not os.path.lexists(name):
+        raise InputError("an address is for `marius-oac prepare` alone: copy the files first", shown(name))
+    for path in _paths_of(name):
+        if not path.as_posix().isascii():
+            check_utf8(path)
+        yield path
+
+
+def check_utf8(path: Path) -> None:
+    """Raises InputError if the path can't be written into a text."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InputError("the name is not UTF-8", ascii(str(path))) from None
+
+
+def _paths_of(name: str) -> Iterator[Path]:
     if os.path.isdir(name):
         yield from _in_folder(Path(name))
     elif os.path.exists(name) or not glob.has_magic(name):

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from marius_oac.data.prepare.edge_file import EdgeFile, column_names, hold_names
+from marius_oac.data.prepare.edge_file import EdgeFile, column_names, hold_names, same_words
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
 from marius_oac.types import present
@@ -163,8 +163,9 @@ class _Parser:
         lines = list(islice(self._lines(first_line, block), 1 + _LOOKED_AT))
         if not lines:
             return body
-        fields, before, where = self._fields(*lines[0]), self.file.before, f"{self.file.path}:{lines[0][0]}"
-        if before is None or before.kind != "text":
+        fields, before, where = self._fields(*lines[0]), self.file.before.get("text"), f"{self.file.path}:{lines[0][0]}"
+        self.file.lone = fields if len(lines) == 1 else None
+        if before is None:
             header, self.width = self._has_header(lines), len(fields)
             names = fields if header else None
             self.chosen = self.file.select(self.width, names, fields)
@@ -172,7 +173,8 @@ class _Parser:
             names = None if before.names is None else list(before.names)
             self.chosen, self.width = list(before.chosen), before.width
             header = fields == names
-            if not header and self._has_header(lines):
+            alike = names is not None and len(lines) == 1 and same_words(fields, names)
+            if not header and (alike or self._has_header(lines)):
                 other = f"other than those of {before.file}" if names else f"where {before.file} has none"
                 raise InputError(f"column names {other}, or an edge (--no-header)", where)
         self.file.settle("text", self.width, names, self.chosen)
@@ -184,7 +186,8 @@ class _Parser:
             if self.file.options.header is None and before is None:
                 meant = ", ".join(repr(fields[index]) for index in self.chosen)
                 kinds = ", ".join(column_names(len(self.chosen)))
-                logger.warning(f"{where}: column names, not an edge; {kinds}: {meant} (--no-header)")
+                at = f"{self.file.called or self.file.path}:{lines[0][0]}"
+                logger.warning(f"{at}: column names, not an edge; {kinds}: {meant} (--no-header)")
         return body
 
     def _has_header(self, lines: list[tuple[int, bytes]]) -> bool:
@@ -196,7 +199,7 @@ class _Parser:
         if columns and any(name in first and not name.isdecimal() for name in columns):
             return True
         try:
-            return hold_names(first, [self._fields(*line) for line in lines[1:]])
+            return hold_names(first, [self._fields(*line) for line in lines[1:]], self.file.one_of_several)
         except InputError:  # raised again when the line is parsed
             return False
 
