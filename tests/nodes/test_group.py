@@ -154,12 +154,12 @@ def test_a_call_that_gloo_forgets_is_given_up():
 
 
 class Waiting:
-    """A call that ends, or fails, after so many waits; None: never."""
+    """A call that ends, or fails, after so many waits have timed out, just then; None: never."""
 
     def __init__(self, waits, error=None):
         self.left, self.error = waits, error
 
-    def wait(self, timeout):
+    def wait(self, timeout=None):
         if self.left is None or self.left > 0:
             self.left = self.left and self.left - 1
             raise RuntimeError("Operation timed out!")
@@ -180,12 +180,12 @@ def finishing(monkeypatch):
         group, said = TorchGroup.__new__(TorchGroup), iter(patience)
         group._process_group, group._aborted, group._slot = object(), aborted, 0
         group._shared = SimpleNamespace(heartbeat=SimpleNamespace(patience=lambda slot: next(said)))
-        before = sys.getrefcount(group._process_group)
+        before, how = sys.getrefcount(group._process_group), "done"
         try:
             group._finish(work)
         except RuntimeError as error:
-            return str(error), sys.getrefcount(group._process_group) - before
-        return "done", sys.getrefcount(group._process_group) - before
+            how = str(error.with_traceback(None))  # which refers to the process group, too
+        return how, sys.getrefcount(group._process_group) - before
 
     return finish
 

@@ -259,9 +259,9 @@ def _has_ended(work: Work) -> bool:
     try:
         work.wait(_AT_ONCE)
     except RuntimeError:
-        if work.is_completed():
-            raise
-        return False
+        if not work.is_completed():
+            return False
+        work.wait()  # it has failed, or has ended just after the time was over
     return True
 
 
