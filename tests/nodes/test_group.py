@@ -184,7 +184,8 @@ def finishing(monkeypatch):
         try:
             group._finish(work)
         except RuntimeError as error:
-            how = str(error.with_traceback(None))  # which refers to the process group, too
+            how = str(error.with_traceback(None))  # what is kept of it refers to the process group, too
+            error.__context__ = None
         return how, sys.getrefcount(group._process_group) - before
 
     return finish
