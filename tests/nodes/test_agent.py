@@ -1,13 +1,16 @@
 """What the ends of processes come to, and that none outlives the one that has started it."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 import pytest
 
 from marius_oac.errors import DivergedError, InputError, MariusOacError, NodeLost
-from marius_oac.nodes.launch.agent import LOST, LocalProcesses, exit_code_of, node_loss_marked
+from marius_oac.nodes.launch.agent import LOST, LocalProcesses, exit_code_of, node_loss_marked, stopped_by_sigterm
 from marius_oac.nodes.launch.parent import (
     MET,
     PARENT,
@@ -20,6 +23,7 @@ from marius_oac.nodes.launch.parent import (
     tell_agent,
 )
 from marius_oac.nodes.launch.remote import end_of
+from marius_oac.runtime.signals import StopSignal, stopped_by_signals
 from tests.nodes.outliving import STOPS, ends_with
 
 GUARD = [sys.executable, "-m", "marius_oac.nodes.launch.guard", "60"]
@@ -35,6 +39,39 @@ signal.pause()
 def test_the_secret_is_no_part_of_what_a_crew_is_shown_as():
     peers = LocalProcesses(["train"], ["a"], "x7secret")
     assert "names=['a']" in repr(peers) and "x7secret" not in repr(peers)
+
+
+def test_a_sigterm_that_comes_while_an_error_is_handled_is_not_lost():
+    """As in an import that tries another one first."""
+    with pytest.raises(StopSignal) as stopped, stopped_by_sigterm():
+        try:
+            raise ImportError
+        except ImportError:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigtimedwait([], 0)  # it has been handled
+        signal.sigtimedwait([], 60)
+    assert stopped.value.number == signal.SIGTERM
+
+
+def test_a_sigterm_that_is_lost_comes_again():
+    with pytest.raises(StopSignal), stopped_by_signals(), stopped_by_sigterm():
+        with suppress(StopSignal):  # as in a destructor
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigtimedwait([], 60)
+        signal.sigtimedwait([], 60)
+
+
+def test_whoever_fails_says_why_also_when_all_are_asked_to_stop_for_it():
+    before = threading.active_count()
+    with pytest.raises(NodeLost), stopped_by_sigterm():
+        try:
+            raise NodeLost("b", "has ended")
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigtimedwait([], 0)
+    assert threading.active_count() == before
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(

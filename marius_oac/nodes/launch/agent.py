@@ -22,12 +22,14 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from marius_oac.config.cluster import SECRET_VARIABLE, START_VARIABLE
@@ -38,7 +40,7 @@ from marius_oac.nodes.launch.parent import MET, PARENT, SPARE, TOLD, has_told
 from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreProxy
 from marius_oac.nodes.transport.contract import TAKEN, Security
 from marius_oac.runtime.console import logger, say
-from marius_oac.runtime.signals import StopSignal
+from marius_oac.runtime.signals import REMIND_SECONDS, StopSignal
 
 if TYPE_CHECKING:  # torch is imported when its logging is set up
     from torch.distributed import TCPStore
@@ -166,12 +168,20 @@ def node_loss_marked() -> Iterator[None]:
 def stopped_by_sigterm() -> Iterator[None]:
     """Makes SIGTERM stop the block as Ctrl-C does, where no training loop handles it.
 
-    An agent sends it to all processes when one has failed. It has no effect while an exception is handled, so that the
-    process that has failed can report its error.
+    An agent sends it to all processes when one has failed. While an exception is handled it waits, so that the process
+    that has failed can report its error.
     """
+    again = threading.Timer(0, lambda: None)
 
-    def handle(number: int, frame: object) -> None:
-        if sys.exception() is None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal again
+        if sys.exception() is not None:
+            again.cancel()
+            again = threading.Timer(REMIND_SECONDS, os.kill, (os.getpid(), number))
+            again.start()
+        elif callable(before):
+            before(number, frame)  # that of the command, which raises StopSignal, and again if it is lost
+        else:
             raise StopSignal(number)
 
     before = signal.signal(signal.SIGTERM, handle)
@@ -182,6 +192,9 @@ def stopped_by_sigterm() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+        again.cancel()
+        if again.ident:
+            again.join()
 
 
 @contextmanager
