@@ -373,3 +373,19 @@ def test_a_host_without_a_name_listens_on_loopback(monkeypatch):
     assert address_of("") == "127.0.0.1"
     monkeypatch.setattr(socket, "gethostname", lambda: "192.0.2.1")  # of documentation: nobody's
     assert address_of("") == "127.0.0.1"
+
+
+def test_how_long_a_call_may_still_take():
+    """Any time while nobody is gone whom it needs. What a member has sent that has left may be on its way."""
+    heartbeat = Heartbeat.__new__(Heartbeat)
+    heartbeat._changed, heartbeat._names, heartbeat._timeout = threading.Condition(), ["a", "b", "c"], 30.0
+    heartbeat.lost, heartbeat._left, heartbeat._aborted, heartbeat.excused = None, [], {}, {1}
+    assert heartbeat.patience(5) is None
+    heartbeat._left = [1]
+    assert heartbeat.patience(5) is None, "no call needs it"
+    heartbeat._left = [1, 2]
+    assert heartbeat.patience(5) == 30
+    heartbeat._aborted = {5: 2}
+    assert (heartbeat.patience(5), heartbeat.patience(6)) == (0, 30)
+    heartbeat.lost = "a", "has ended"
+    assert heartbeat.patience(6) == 0
