@@ -52,7 +52,7 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--comment", default="#", help="skip lines that begin with this text (default: #)")
     for split in ("valid", "test"):
         parser.add_argument(
-            f"--{split}-fraction", type=float, help=f"fraction of a single file for the {split} split (default: 0.05)"
+            f"--{split}-fraction", type=float, help=f"fraction of the edges for the {split} split (default: 0.05)"
         )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random split (default: 0)")
     parser.add_argument(

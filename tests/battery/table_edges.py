@@ -141,7 +141,7 @@ CASES = [
          "", "name files or a data set, or the files of the splits: one of these, and not both"),
     Case("edges-train-and-fraction", "prepare --train g.tsv --valid v.tsv --valid-fraction 0.1 --out g",
          {"g.tsv": EDGES, "v.tsv": EDGES},
-         "valid_fraction, test_fraction", "fractions are for a single file; the splits are given here"),
+         "valid_fraction, test_fraction", "fractions are for edges that are split here; these splits are given"),
     Case("edges-valid-other-width", "prepare --train g.tsv --valid v.tsv --out g", {"g.tsv": EDGES, "v.tsv": "a\tb\n"},
          "v.tsv", "columns ['head', 'tail'] here, ['head', 'relation', 'tail'] in the file before"),
     Case("edges-valid-missing", "prepare --train g.tsv --valid v.tsv --out g", {"g.tsv": EDGES},

@@ -216,7 +216,9 @@ def test_requests_that_contradict_themselves(tmp_path, request_, message):
 def test_fractions_with_given_splits(tmp_path):
     (tmp_path / "a.tsv").write_bytes(GOOD)
     message = refused(tmp_path / "o", train=tmp_path / "a.tsv", valid=tmp_path / "a.tsv", test_fraction=0.1)
-    assert message == "valid_fraction, test_fraction: fractions are for a single file; the splits are given here"
+    assert (
+        message == "valid_fraction, test_fraction: fractions are for edges that are split here; these splits are given"
+    )
 
 
 def test_nothing_left_to_train_on(tmp_path):

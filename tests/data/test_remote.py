@@ -165,6 +165,7 @@ def test_what_is_shown():
     assert shown("s3://bucket/a@b.tsv") == "s3://bucket/a@b.tsv"
     assert shown("sftp://u:se@cret@host:22/a@b.tsv") == "sftp://host:22/a@b.tsv"
     assert shown("s3://u:se/cret@bucket/a.tsv") == "s3://..."
+    assert shown("sftp://user:pa?ss@host/a.tsv") == shown("sftp://user:p#ss@host/a.tsv") == "sftp://host/a.tsv"
     assert shown("cache::s3://u:secret@bucket/a.tsv?x=secret") == "cache::s3://bucket/a.tsv"
 
 
@@ -177,7 +178,14 @@ class Talkative(MemoryFileSystem):
         raise ValueError('Invalid bucket name "key:hush@bucket": hush, se/cret, key=mum')
 
 
-@pytest.mark.parametrize("address", ["talkative://key:hush@bucket/a.tsv?key=mum", "talkative://u:se/cret@bucket/a.tsv"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "talkative://key:hush@bucket/a.tsv?key=mum",
+        "talkative://u:se/cret@bucket/a.tsv",
+        "talkative://u:se%2Fcret@b/a.tsv",
+    ],
+)
 def test_what_a_package_repeats_of_an_address_is_not_told(tmp_path, address):
     fsspec.register_implementation("talkative", Talkative, clobber=True)
     with pytest.raises(InputError) as error:

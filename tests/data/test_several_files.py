@@ -1,10 +1,8 @@
 """Edges in several files: the graph is that of one file with all of them, whatever the files are cut into."""
 
-import gzip
 import json
 import os
 import shutil
-import subprocess
 
 import fsspec
 import numpy as np
@@ -22,23 +20,7 @@ from marius_oac.data.prepare.contents import files_in, matching
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest
 from marius_oac.errors import InputError
-
-NAMES = ("source", "relation", "target")
-
-
-def written(path, kind, edges, header=False):
-    """Writes rows of numbers, as one make of files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if kind == "npy":
-        np.save(path, np.array(edges, np.int64).reshape(-1, 3))
-    elif kind == "parquet":
-        columns = [pa.array([edge[at] for edge in edges], pa.int64()) for at in range(3)]
-        pq.write_table(pa.table(dict(zip(NAMES, columns, strict=True))), path)
-    else:
-        lines = [",".join(NAMES)] * header + [",".join(map(str, edge)) for edge in edges]
-        content = "".join(f"{line}\n" for line in lines).encode()
-        path.write_bytes(gzip.compress(content) if kind == "csv.gz" else content)
-    return path
+from tests.data.written_edges import written
 
 
 def graph(out, **request):
@@ -135,7 +117,10 @@ def test_a_folder_and_a_pattern_of_a_store(store, tmp_path, monkeypatch):
     pattern = "memory://*/edges/"
     assert refused(tmp_path, pattern) == f"{pattern}: a pattern is understood behind the last / alone"
     assert refused(tmp_path, there[:-1]) == f"{there[:-1]}: is a folder: write it with a / at its end"
-    assert graph(tmp_path / "g", source=f"{there}part-[12].tsv") != expected
+    (tmp_path / "two.tsv").write_bytes(EDGES[1] + EDGES[2])
+    found, _ = graph(tmp_path / "g", source=f"{there}part-[12].tsv")
+    assert found == graph(tmp_path / "g", source=tmp_path / "two.tsv")[0]
+    assert refused(tmp_path, "memory://bucket/*") == "memory://bucket/*: edges is a folder, not a file"
     late = [there, "memory://bucket/none.tsv"]
     monkeypatch.setattr(reading, "read_edges", None)
     assert refused(tmp_path, late) == "memory://bucket/none.tsv: no such file", "before the others are read"
@@ -206,7 +191,10 @@ def test_a_faulty_line_is_told_by_the_address_of_its_file(store, tmp_path):
         ({"a.csv": "u,v\n1,2\n3,4\n", "b.csv": "U, v\n"}, "p/b.csv:1: column names other than those of p/a.csv"),
         ({"a.csv": "target,source\n", "b.csv": "source,target\na,b\n"}, "p/b.csv:1: column names other than"),
         ({"a.csv": "source,target\n", "b.csv": "source,target\n"}, "p/a.csv: none of 2 files has edges"),
-        ({"a.csv": "u,v\n", "b.csv": "1,2\n", "c.csv": "3,4\n"}, "p/a.csv: column names, or an edge? say --header or"),
+        # a file with nothing but names, which might be an edge, above others without any
+        ({"a.csv": "u,v\n", "b.csv": "1,2\n", "c.csv": "3,4\n"}, "p/a.csv: column names, or an edge? leave this"),
+        ({"a.csv": "u,v\n", "c.csv": "1,2\n3,4\n"}, "p/a.csv: column names, or an edge? leave this file out"),
+        ({"a.csv": "u,v\n", "b.csv": "# x\n", "c.csv": "1,2\n", "d.csv": "3,4\n"}, "p/a.csv: column names, or"),
     ],
 )
 def test_files_that_do_not_go_together(tmp_path, files, said):
@@ -222,6 +210,21 @@ def test_files_that_do_not_go_together(tmp_path, files, said):
     assert refused(tmp_path, str(tmp_path / "p")).startswith(said)
 
 
+@pytest.mark.parametrize("between", ["empty", "parquet", "comment"])
+def test_what_lies_between_a_header_and_the_file_that_shows_it(tmp_path, between):
+    options = {"valid_fraction": 0.0, "test_fraction": 0.0}
+    (tmp_path / "a.csv").write_text("u,v\n")
+    if between == "parquet":
+        pq.write_table(pa.table({"u": ["5"], "v": ["6"]}), tmp_path / "b.parquet")
+    else:
+        (tmp_path / "b.csv").write_text("# none\n" if between == "comment" else "")
+    (tmp_path / "c.csv").write_text("u,v\n1,2\n3,4\n")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "w.csv").write_text("u,v\n" + "5,6\n" * (between == "parquet") + "1,2\n3,4\n")
+    found = graph(tmp_path / "g", source=sorted(each for each in tmp_path.iterdir() if each.suffix), **options)[0]
+    assert found == graph(tmp_path / "g", source=tmp_path / "whole", **options)[0]
+
+
 def test_lines_in_a_file_each(tmp_path):
     whole = "source,relation,target\na,r,b\nc,r,d\n"
     for number, line in enumerate(whole.splitlines(True)):
@@ -232,14 +235,18 @@ def test_lines_in_a_file_each(tmp_path):
     assert graph(tmp_path / "g", source=str(tmp_path / "*.csv"))[0] == expected
 
 
-def test_folders_that_tell_a_column_by_their_names_are_refused(tmp_path):
-    """As Hive, Spark and DuckDB partition a table: the relation would be lost."""
+def test_a_column_that_the_folders_names_hold_is_told_of(tmp_path, caplog):
+    """As Hive, Spark and DuckDB partition a table."""
     for number, kind in enumerate(("has", "knows")):
         written(tmp_path / f"relation={kind}" / "part.csv", "csv", [(number, number, 2)] * 3)
-    said = "relation=knows/part.csv: the folders' names tell a column, relation, which is not read: write it into files"
-    assert refused(tmp_path, str(tmp_path / "*" / "*.csv")) == said
-    assert refused(tmp_path, sorted(tmp_path.glob("relation=*"))) == said
-    graph(tmp_path / "g", source=tmp_path / "relation=has")  # one value is no column
+    for source in (str(tmp_path / "*" / "*.csv"), sorted(tmp_path.glob("relation=*"))):
+        caplog.clear()
+        graph(tmp_path / "g", source=source)
+        said = "the folders' names are values of a column, relation, which is not in the files: not read"
+        assert [each.getMessage() for each in caplog.records].count(said) == 1
+    caplog.clear()
+    graph(tmp_path / "g", source=tmp_path / "relation=has")
+    assert "values of a column" not in caplog.text, "one value is no column"
 
 
 def test_an_empty_table_need_not_have_columns(tmp_path):
@@ -351,45 +358,13 @@ def test_digits_that_are_no_numbers_have_their_place_as_well():
 
 
 def test_a_pattern_matches_what_it_matches_in_a_shell():
-    names = {"a.csv": False, ".b.csv": False, "_c.csv": False, "d.csv": True, "e.tsv": False}
+    names = {"a.csv": False, ".b.csv": False, "_c.csv": False, "d": True, "e.tsv": False}
     assert matching(names, "*.csv", "here") == ["_c.csv", "a.csv"]
     assert matching(names, ".*", "here") == [".b.csv"]
-    assert files_in({**names, "d.csv": False}, "here") == ["a.csv", "d.csv", "e.tsv"]
-    for pattern in ("d*", "x*"):
-        with pytest.raises(InputError, match="here: no file has such a name"):
+    assert files_in({**names, "d": False}, "here") == ["a.csv", "d", "e.tsv"]
+    for pattern, said in (("d*", "d is a folder, not a file"), ("x*", "no file has such a name")):
+        with pytest.raises(InputError, match=f"here: {said}"):
             matching(names, pattern, "here")
-
-
-def test_a_configuration_for_a_folder_of_edges(tmp_path, capsys):
-    """As Spark writes it, whose first part is empty. It names the folder, and is that for one file of so many bytes."""
-    for number, size in enumerate((0, 30, 50)):
-        written(tmp_path / "likes" / f"part-{number}.csv", "csv", [(i, i % 3, i + 1) for i in range(size)], size > 0)
-    (tmp_path / "likes" / "_SUCCESS").touch()
-    assert main(["init", str(tmp_path / "likes"), "--out", str(tmp_path / "c.yaml")]) == 0
-    text, said = (tmp_path / "c.yaml").read_text(), capsys.readouterr().err
-    assert f"marius-oac prepare {tmp_path}/likes --out data/likes" in text and "path: data/likes" in text
-    assert "part-1.csv is taken for the edges of a graph" in said and "complex" in text
-    assert main(["init", *map(str, sorted((tmp_path / "likes").glob("*.csv"))), "--task", "graph"]) == 0
-    assert "likes/part-2.csv --out data/part-1" in capsys.readouterr().out
-
-
-def test_a_configuration_for_parts_of_which_the_first_has_the_names(tmp_path, capsys):
-    rows = [f"a{i % 117},b{i % 123},k{i % 3}\n" for i in range(400)]
-    folder = tmp_path / "new\nline's"
-    folder.mkdir()
-    for number in range(4):
-        lines = ["u,v,kind\n"] * (not number) + rows[100 * number : 100 * number + 100]
-        (folder / f"p{number}.csv").write_text("".join(lines))
-    assert main(["init", str(folder), "--task", "graph"]) == 0
-    said = capsys.readouterr().out
-    (command,) = (line[4:] for line in said.splitlines() if line.startswith("#   marius-oac prepare"))
-    words = subprocess.run(
-        ["bash", "-c", f'for word in {command}; do printf "%s\\0" "$word"; done'], stdout=-1, text=True
-    )
-    words = words.stdout.split("\0")[1:-1]
-    assert words[:4] == ["prepare", str(folder), "--columns", "u,kind,v"]
-    assert main([*words[:-1], str(tmp_path / "g")]) == 0
-    assert "3 relations" in capsys.readouterr().out
 
 
 def test_the_command(tmp_path, capsys):
@@ -401,3 +376,10 @@ def test_the_command(tmp_path, capsys):
     assert "60 / 30 / 0 edges" in said.out
     assert (tmp_path / "g/graph.json").read_bytes() == (tmp_path / "h/graph.json").read_bytes()
     assert main(["prepare", "--out", str(tmp_path / "j")]) == 2
+
+
+def test_a_pattern_is_no_name_of_a_data_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "parts" / "part-0.csv", "csv", [(1, 0, 2)] * 20)
+    (tmp_path / "parts" / "part-0.csv").rename(tmp_path / "part-0.csv")
+    assert refused(tmp_path, "edges-*") == "edges-*: no file has such a name"

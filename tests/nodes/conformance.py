@@ -227,7 +227,7 @@ def coming_late(group):
     group.barrier()
     if group.rank == group.size - 1:
         group.hear()
-    return [ended(lambda: group.gather("x" * 100)), ended(group.barrier)]
+    return [ended(lambda: group.gather("x" * 100)), ended(group.barrier), str(group._failure).partition("\n")[0]]
 
 
 def freezing(group):

@@ -61,6 +61,18 @@ def test_a_sigterm_that_is_lost_comes_again():
         signal.sigtimedwait([], 60)
 
 
+def test_a_reminder_that_comes_in_the_clean_up_is_heard():
+    """Else the next request would be taken for it."""
+    with stopped_by_signals() as requests:
+        with suppress(StopSignal), stopped_by_sigterm():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                signal.sigtimedwait([], 60)
+            finally:
+                signal.sigtimedwait([], 60)  # until the reminder
+        assert requests.add(signal.SIGINT) == 2
+
+
 def test_whoever_fails_says_why_also_when_all_are_asked_to_stop_for_it():
     before = threading.active_count()
     with pytest.raises(NodeLost), stopped_by_sigterm():

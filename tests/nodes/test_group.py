@@ -149,7 +149,11 @@ def test_a_call_that_gloo_forgets_is_given_up():
     world.members[1].join()
     os.kill(world.members[0].pid, signal.SIGCONT)
     assert multiprocessing.connection.wait(world.lines[:1], 30), "it waits for ever"
-    assert world.hear(1) == [["lost rank 1: has ended: its connection is closed"] * 2]
+    lost, again, why = world.hear(1)[0]
+    assert lost == again == "lost rank 1: has ended: its connection is closed"
+    assert why == "gloo has forgotten a call of a connection that is closed", (
+        "this was not the case that is forced here"
+    )
     world.close()
 
 
@@ -174,18 +178,20 @@ class Waiting:
 def finishing(monkeypatch):
     """`finishing(work, patience, ...)`: waits for a call while heartbeats say these; returns by how much the references
     to the process group have grown."""
-    monkeypatch.setattr(torch_group, "_AT_ONCE", timedelta(0))
+    monkeypatch.setattr(torch_group, "_SLICE", timedelta(0))
+    monkeypatch.setattr(torch_group, "_SEVERED", 0.0)
 
     def finish(work, *patience, aborted=False):
         group, said = TorchGroup.__new__(TorchGroup), iter(patience)
-        group._process_group, group._aborted, group._slot = object(), aborted, 0
+        group._process_group, group._aborted, group._closed, group._slot = object(), aborted, False, 0
         group._shared = SimpleNamespace(heartbeat=SimpleNamespace(patience=lambda slot: next(said)))
         before, how = sys.getrefcount(group._process_group), "done"
         try:
-            group._finish(work)
-        except RuntimeError as error:
+            group._finish(work if callable(work) else lambda group: work)
+        except (RuntimeError, KeyboardInterrupt) as error:
             how = str(error.with_traceback(None))  # what is kept of it refers to the process group, too
             error.__context__ = None
+        how = how or ("broken off" if group._aborted else "a group that seems usable")
         return how, sys.getrefcount(group._process_group) - before
 
     return finish
@@ -208,6 +214,19 @@ def test_a_call_that_waits_in_vain_is_given_up_and_its_process_group_left(finish
     assert finishing(Waiting(4), None, 60.0, 60.0, 60.0) == ("done", 0), "what a member has sent that has left"
 
 
+def test_a_call_that_can_not_begin_or_is_broken_off(finishing):
+    """The second goes on, perhaps beside a later one: the group is of no use."""
+
+    def refused(group):
+        raise RuntimeError("no such operation")
+
+    def interrupted(group):
+        raise KeyboardInterrupt
+
+    assert finishing(refused) == ("no such operation", 0)
+    assert finishing(interrupted) == ("broken off", 1)
+
+
 def test_a_member_that_is_asked_to_stop_in_a_call_leaves_without_the_others():
     world = ProcessWorld(2, timeout=60.0)
     world.say("coming_late", 0, 1)
@@ -216,7 +235,8 @@ def test_a_member_that_is_asked_to_stop_in_a_call_leaves_without_the_others():
     world.members[0].join(30)
     assert world.members[0].exitcode == 1, "it waits for a call that has not ended"
     world.say("come", 1)
-    assert world.hear() == ["dead", ["lost rank 0: has left the group"] * 2]
+    dead, (lost, again, _) = world.hear()
+    assert (dead, lost, again) == ("dead", *["lost rank 0: has left the group"] * 2)
     world.close()
 
 

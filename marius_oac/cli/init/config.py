@@ -88,7 +88,6 @@ def _described(request: InitRequest) -> tuple[str, list[str]]:
             raise InputError("a graph of dgl's: prepare it first (marius-oac prepare), then init its folder", source)
         return _read_back(known_graph(source), [])
     files = [path for pattern in request.sources for path in paths_of(pattern)]
-    check_together(files)
     for path in files:
         check_readable(path, may_be_empty=len(files) > 1)
     graph = True if request.columns else request.is_graph
@@ -96,6 +95,7 @@ def _described(request: InitRequest) -> tuple[str, list[str]]:
     if graph is None and not request.about_a_log and single:
         graph, notes = _looks_like_a_graph(one_to_look_at(files), request.log.delimiter)
     if graph:
+        check_together(files)
         text, more = raw_graph(request.sources, files, request.log.delimiter, request.columns)
     else:
         text, more = first_log(files, request.log, name)

@@ -42,11 +42,13 @@ def matching(names: Mapping[str, bool], pattern: str, where: object) -> list[str
     no ".".
 
     Raises:
-        InputError: there are none.
+        InputError: there are none, or a folder is among them.
     """
     hidden = pattern.startswith(".")
-    files = (name for name, is_folder in names.items() if not is_folder and name.startswith(".") == hidden)
-    found = sorted((name for name in files if fnmatchcase(name, pattern)), key=natural_order)
+    seen = (name for name in names if name.startswith(".") == hidden)
+    found = sorted((name for name in seen if fnmatchcase(name, pattern)), key=natural_order)
     if not found:
         raise InputError("no file has such a name", where)
+    if folder := next((name for name in found if names[name]), None):
+        raise InputError(f"{folder} is a folder, not a file", where)
     return found

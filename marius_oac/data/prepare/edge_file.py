@@ -161,7 +161,7 @@ class EdgeFile:
             them as a header, and none otherwise: files may be parts of one that was cut.
         called: what notes call it.
         columns: what `readers.read_edges` found; None: no rows.
-        lone: the fields of a text's only line.
+        first_lines: the fields of a text's first lines, where none is before.
     """
 
     path: Path
@@ -172,7 +172,7 @@ class EdgeFile:
     before: Mapping[str, Columns] = field(default_factory=dict)
     called: str = ""
     columns: Columns | None = None
-    lone: Sequence[str] | None = None
+    first_lines: Sequence[Sequence[str]] = ()
 
     def check_rows(self, rows: int) -> None:
         """Raises InputError if there are none, unless it is one of several files."""

@@ -6,6 +6,7 @@ The folder is built beside its destination and renamed at the end, so a graph fo
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from marius_oac.data.prepare.ogb import write_ogb
 from marius_oac.data.prepare.reading import check_files, read_files
 from marius_oac.data.prepare.registry import EMBEDDED, KnownDataset, find_dataset, is_known, locate
 from marius_oac.data.prepare.remote import is_address, shown
-from marius_oac.data.prepare.sources import Source, files_of, several
+from marius_oac.data.prepare.sources import Source, files_of, partitioned_by, several
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
@@ -54,7 +55,7 @@ class PrepareRequest:
         from_dir: a folder that holds the known data set's files; nothing is downloaded then.
         cache_dir: where downloads of known data sets are kept.
         read: how edges are stored in the files; the registry knows this for known data sets.
-        valid_fraction, test_fraction: fractions of a single file, 0.05 each by default; refused with given splits.
+        valid_fraction, test_fraction: fractions of `source`, 0.05 each by default; refused with given splits.
         seed: of the draw of splits.
         unseen: what happens to edges of valid or test with an entity or relation that train lacks. They go to train,
             as many as it takes in the file's order ("train", the default where splits are drawn, refused where they
@@ -179,9 +180,14 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
         return _prepare_ogb(request, dataset, out)
     given, read = _find_files(request, dataset)
     files = {split: files_of(named) for split, named in given.items()}
+    for named in files.values():
+        for column in partitioned_by(named):
+            logger.warning(f"the folders' names are values of a column, {column}, which is not in the files: not read")
     request = replace(request, unseen=_unseen(request, "all" in files))
     if "all" not in files and (request.valid_fraction, request.test_fraction) != (None, None):
-        raise InputError("fractions are for a single file; the splits are given here", "valid_fraction, test_fraction")
+        raise InputError(
+            "fractions are for edges that are split here; these splits are given", "valid_fraction, test_fraction"
+        )
     check_files(files, out)
     with new_folder(out) as folder:
         work = folder / "work"
@@ -282,7 +288,7 @@ def _unseen(request: PrepareRequest, drawn: bool) -> Literal["train", "skip", "e
 
 
 def _looks_like_a_path(source: str) -> bool:
-    return not is_known(source) and ("." in source or os.sep in source)
+    return not is_known(source) and ("." in source or os.sep in source or glob.has_magic(source))
 
 
 def _splits(

@@ -20,14 +20,13 @@ def check_files(files: Mapping[str, Sequence[Source]], out: Path) -> None:
     """Looks at all files before the first is read.
 
     Raises:
-        InputError: one that is here is missing, no file, or empty and alone; or the disk has too little room for a
-            graph of those.
+        InputError: one that is here is missing or no file; or the disk has too little room for a graph of those.
     """
     here = []
     for named in files.values():
         for file in named:
             if not is_address(file):
-                check_readable(Path(file), may_be_empty=len(named) > 1)
+                check_readable(Path(file), may_be_empty=True)
                 here.append(Path(file))
     check_room(here, out)
 
@@ -38,7 +37,7 @@ def read_files(
     """Gives all edges to the encoder, those of "all" or of each split.
 
     Args:
-        out: the graph folder, for messages. work: a folder for the copies of files with addresses, one at a time.
+        out: the graph folder, for messages. work: a folder for copies of files with addresses.
 
     Returns:
         The number of the first edge after each split, and the number of comment lines.
@@ -72,42 +71,52 @@ def _read_split(encoder: Encoder, files: Sequence[Source], read: ReadOptions, ou
 
 
 class _Several:
-    """Reads files one after the other. A text of one line waits until another text shows whether that is a header."""
+    """Reads files one after the other. A text of one line, a header or an edge, waits until another text shows which;
+    what follows waits with it."""
 
     def __init__(self, encoder: Encoder, read: ReadOptions, work: Path, count: int):
         self._encoder, self._options, self._work, self._count = encoder, read, work, count
         self._seen: dict[str, Columns] = {}
         self._waiting: list[Source] = []
-        self._lines: list[Sequence[str]] = []  # of those that wait
+        self._lines: list[Sequence[str]] = []  # of texts that wait
         self._done = self.comment_lines = 0
 
     def read(self, file: Source) -> None:
         with fetched(file, self._work / "fetched") as path:
-            if is_text(path) and "text" not in self._seen and not self._shows_columns(path, shown(str(file))):
-                self._waiting.append(file)
-                return
+            if "text" not in self._seen:
+                waits = self._text_waits(path, shown(str(file))) if is_text(path) else bool(self._waiting)
+                if waits:
+                    self._waiting.append(file)
+                    return
             self._read_waiting()
             self._read(path, shown(str(file)))
 
     def end(self) -> None:
         """Reads those that still wait."""
-        if self._options.header is None and self._lines and hold_names(self._lines[0], self._lines[1:]):
-            raise InputError("column names, or an edge? say --header or --no-header", shown(str(self._waiting[0])))
+        self._check_first([])
         self._read_waiting()
 
-    def _shows_columns(self, path: Path, name: str) -> bool:
-        """Whether a text need not wait; notes its columns."""
+    def _text_waits(self, path: Path, name: str) -> bool:
+        """Whether a text must wait; notes its columns if it shows them. One without lines tells nothing."""
         file = EdgeFile(path, self._options, one_of_several=True, called=name)
         edges = read_edges(file)
         next(edges, None)
         edges.close()
-        found = file.columns
-        if found is not None and found.names is None and file.lone is not None:
-            self._lines.append(file.lone)
-            return False
-        if found is not None:
-            self._seen["text"] = found
-        return True
+        if (found := file.columns) is None:
+            return bool(self._waiting)
+        if found.names is None:
+            if len(file.first_lines) == 1:
+                self._lines += file.first_lines
+                return True
+            self._check_first(file.first_lines)
+        self._seen["text"] = found
+        return False
+
+    def _check_first(self, following: Sequence[Sequence[str]]) -> None:
+        """Raises InputError if the first line that waits may be a header of the others and of those that follow."""
+        if self._options.header is None and self._lines and hold_names(self._lines[0], [*self._lines[1:], *following]):
+            why = "column names, or an edge? leave this file out, or say --no-header"
+            raise InputError(why, shown(str(self._waiting[0])))
 
     def _read_waiting(self) -> None:
         waiting, self._waiting, self._lines = self._waiting, [], []

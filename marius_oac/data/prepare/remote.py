@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from marius_oac.data.prepare.contents import files_in, matching
 from marius_oac.data.prepare.download import PIECE_BYTES, download, new_file
@@ -23,12 +23,10 @@ from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
 
 _ADDRESS = re.compile(
-    r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?:(?P<user>[^/?#]*)@)?(?P<rest>[^?#]*)(?P<query>.*)", re.IGNORECASE | re.DOTALL
+    r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?:(?P<user>[^/]*)@)?(?P<rest>[^?#]*)(?P<query>.*)", re.IGNORECASE | re.DOTALL
 )
 _SECRET = re.compile(r"(?<=://)[^/\s]*@|\?\S*")  # user and password, or the query, of an address within a text
 _SLASHED = re.compile(r"[^/:]*:[^/]*[^/\d][^/]*/.*@.*", re.DOTALL)  # user:pass/word@place, which is no valid address
-
-
 _MARKS = ("#", "?", "::")  # that divide addresses
 
 
@@ -159,11 +157,11 @@ def _opened(address: str) -> Iterator[tuple[BinaryIO, int | None]]:
         system, path = fsspec.url_to_fs(address)
         system.invalidate_cache(path)
         about = system.info(path)
-        if about["type"] == "directory":
+        if about.get("type") == "directory":
             raise InputError("is a folder: write it with a / at its end", shown(address))
-        if about["type"] == "other":
+        if about.get("type") == "other":
             raise InputError("is no regular file (a pipe or a device)", shown(address))
-        size, file = about["size"], system.open(path, "rb")
+        size, file = about.get("size"), system.open(path, "rb")
     except InputError:
         raise
     except Exception as error:  # whatever a protocol's package raises, the user can't reach the file
@@ -187,6 +185,7 @@ def _failed(address: str, error: Exception) -> InputError:
         secrets = [found["user"] or "", *re.split("[:@/]", found["user"] or ""), found["query"][1:]]
         if _SLASHED.fullmatch(found["rest"]):
             secrets += [found["rest"], *re.split("[:@/]", found["rest"].rpartition("@")[0])]
+        secrets += [unquote(each) for each in secrets]
         for secret in sorted({each for each in secrets if len(each) > 1}, key=len, reverse=True):
             said = said.replace(secret, "...")
     said = _SECRET.sub("", said) or type(error).__name__

@@ -37,21 +37,26 @@ def files_of(given: Sequence[Source]) -> list[Source]:
 
 
 def check_together(files: Sequence[Source]) -> None:
-    """Raises InputError if a file is named twice, or some are told apart by what their folders' names say: Hive writes
-    a column's value there (`relation=likes/`), and not into the files."""
+    """Raises InputError if a file is named twice."""
     seen: dict[str, str] = {}
-    columns: dict[str, str] = {}
     for file in files:
         name = shown(str(file))
         real = str(file) if is_address(file) else os.path.realpath(file)
         if real in seen:
             raise InputError(f"is named twice, also as {seen[real]}" if seen[real] != name else "is named twice", name)
         seen[real] = name
-        for column, _, value in (part.partition("=") for part in name.split("/")[:-1] if "=" in part):
-            if columns.setdefault(column, value) != value:
-                raise InputError(
-                    f"the folders' names tell a column, {column}, which is not read: write it into files", name
-                )
+
+
+def partitioned_by(files: Sequence[Source]) -> list[str]:
+    """The columns by which files lie in several folders: Hive writes their values into the folders' names
+    (`relation=likes/`), and not into the files."""
+    values: dict[str, set[str]] = {}
+    for file in files:
+        for part in shown(str(file)).split("/")[:-1]:
+            column, is_one, value = part.partition("=")
+            if is_one:
+                values.setdefault(column, set()).add(value)
+    return [column for column, found in values.items() if len(found) > 1]
 
 
 def paths_of(name: str) -> Iterator[Path]:

@@ -11,6 +11,7 @@ import csv
 import gzip
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path
@@ -164,8 +165,8 @@ class _Parser:
         if not lines:
             return body
         fields, before, where = self._fields(*lines[0]), self.file.before.get("text"), f"{self.file.path}:{lines[0][0]}"
-        self.file.lone = fields if len(lines) == 1 else None
         if before is None:
+            self.file.first_lines = self._first_fields(lines)
             header, self.width = self._has_header(lines), len(fields)
             names = fields if header else None
             self.chosen = self.file.select(self.width, names, fields)
@@ -198,10 +199,16 @@ class _Parser:
         first = self._fields(*lines[0])
         if columns and any(name in first and not name.isdecimal() for name in columns):
             return True
-        try:
-            return hold_names(first, [self._fields(*line) for line in lines[1:]], self.file.one_of_several)
-        except InputError:  # raised again when the line is parsed
-            return False
+        rows = self._first_fields(lines)[1:]
+        return len(rows) == len(lines) - 1 and hold_names(first, rows, self.file.one_of_several)
+
+    def _first_fields(self, lines: list[tuple[int, bytes]]) -> list[list[str]]:
+        """The fields of these lines, up to the first that is wrong, which raises when it is parsed."""
+        found = []
+        with suppress(InputError):
+            for line in lines:
+                found.append(self._fields(*line))
+        return found
 
     def _lines(self, first_line: int, block: bytes) -> Iterator[tuple[int, bytes]]:
         """Yields the block's lines with their numbers, except blank lines and comments."""

@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -43,7 +44,8 @@ _EVER = timedelta(days=3650)
 """How long a call waits by itself: practically for ever. The heartbeat ends the calls that wait for a lost member."""
 _ALL = "all have come"
 _RELEASED = "released"
-_AT_ONCE = timedelta(seconds=1)  # that a call waits before it looks whether it waits in vain
+_SLICE = timedelta(seconds=1)  # that a call waits before it looks whether it waits in vain
+_SEVERED = 4.0  # seconds in which connections are closed, and calls end, when the end of a member is known
 _LOOK = timedelta(seconds=0.2)  # between two looks: signals are handled meanwhile
 _NEVER_SENT = (1 << 20) + 1  # a tag
 Result = TypeVar("Result")
@@ -172,31 +174,41 @@ class TorchGroup(Group):
 
     def _collective(self, call: Callable[..., Work | None], *arguments: Any) -> None:
         on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in arguments)
-        self._call(lambda: self._finish(call(*arguments, group=self._process_group, async_op=not on_gpu)))
+        self._call(lambda: self._finish(partial(call, *arguments, async_op=not on_gpu)))
 
-    def _finish(self, work: Work | None) -> None:
-        """Waits until a collective of gloo is done.
+    def _finish(self, start: Callable[..., Work | None]) -> None:
+        """Starts a collective and waits until it is done.
 
         A send that gloo had to put off is not told that the connection is closed (`Pair::signalException` leaves out
         unbound buffers), and waits for ever. So it is for a process that was frozen until the others were gone. A
-        member whose end is known must therefore have ended the call soon after.
+        call that has not ended soon after the end of a member is known is therefore given up.
 
-        A request to stop may end the wait. The call goes on meanwhile, before later ones.
+        A request to stop may end the wait, too; the group is of no use then. To destroy a process group is to wait for
+        its calls, so one with a call that has not ended is never destroyed.
         """
-        if work is None:
-            return
-        group, known = self._process_group, None
+        group, work = self._process_group, None
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         try:
-            while not _has_ended(work):
-                patience = 0.0 if self._aborted else self._shared.heartbeat.patience(self._slot)
-                if patience is None:
-                    continue
-                known = known or time.monotonic()
-                if time.monotonic() - known > patience + _AT_ONCE.total_seconds():
-                    raise RuntimeError("gloo has forgotten a call of a connection that is closed")
-        finally:
-            if not work.is_completed():  # to destroy the group would be to wait for the call
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            work = start(group=group)
+            self._await(work)
+        except Exception:
+            if work is None or work.is_completed():
+                ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
+            raise
+        except BaseException:
+            self._aborted = True
+            raise
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
+
+    def _await(self, work: Work | None) -> None:
+        last, since = None, 0.0
+        while work is not None and not _has_ended(work):
+            over = self._aborted or self._closed
+            patience = 0.0 if over else self._shared.heartbeat.patience(self._slot)
+            if patience != last:
+                last, since = patience, time.monotonic()
+            if patience is not None and time.monotonic() - since > patience + _SEVERED:
+                raise RuntimeError("gloo has forgotten a call of a connection that is closed")
 
     def _call(self, work: Callable[[], Result]) -> Result:
         if self._aborted or self._closed:
@@ -255,9 +267,9 @@ class TorchGroup(Group):
 
 
 def _has_ended(work: Work) -> bool:
-    """Waits for `_AT_ONCE` at most; returns whether a call has ended. Raises RuntimeError if it has failed."""
+    """Waits for `_SLICE` at most; returns whether a call has ended. Raises RuntimeError if it has failed."""
     try:
-        work.wait(_AT_ONCE)
+        work.wait(_SLICE)
     except RuntimeError:
         if not work.is_completed():
             return False

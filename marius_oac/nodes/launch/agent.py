@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -171,18 +171,20 @@ def stopped_by_sigterm() -> Iterator[None]:
     An agent sends it to all processes when one has failed. While an exception is handled it waits, so that the process
     that has failed can report its error.
     """
-    again = threading.Timer(0, lambda: None)
+    again, heard = threading.Timer(0, lambda: None), False
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal again
-        if sys.exception() is not None:
+        nonlocal again, heard
+        if sys.exception() is not None and not heard:
             again.cancel()
             again = threading.Timer(REMIND_SECONDS, os.kill, (os.getpid(), number))
-            again.start()
-        elif callable(before):
-            before(number, frame)  # that of the command, which raises StopSignal, and again if it is lost
-        else:
+            with suppress(RuntimeError):  # no thread can be started: the error that is handled is worth more
+                again.start()
+            return
+        heard = True
+        if not callable(before):
             raise StopSignal(number)
+        before(number, frame)  # that of the command, which raises StopSignal, and again if it is lost
 
     before = signal.signal(signal.SIGTERM, handle)
     try:

@@ -81,22 +81,23 @@ def stopped_with_parent(timeout: float) -> Iterator[None]:
     """Within the block this process is asked to stop when its parent, an agent or torchrun, has been stopped for
     `timeout` seconds; after as long again, to stop at once.
 
-    A process that has then not ended `_PATIENCE` later is killed: compiled code, such as torch's when it connects to a
-    store that the parent passes on, hears no request. Before a process has met the others it has nothing to save, so
-    it is killed that long after the first request.
+    A process that has then not ended `_PATIENCE` later is killed: no signal is handled while compiled code runs, such
+    as torch's when it connects to a store that the parent passes on. Before a process of an agent has met the others it
+    has nothing to save, so it is killed that long after the first request.
 
     If the block ends with NodeLost under the user's own torchrun, trainers beside this one that are stopped are killed.
     torchrun would do so itself, 30 s later. An agent of ours has done so.
     """
     parent, this = os.getppid(), os.getpid()
-    asked, ended = threading.Event(), threading.Event()
+    asked, ended = False, threading.Event()
 
     def stop(pid: int) -> None:
+        nonlocal asked
         os.kill(this, signal.SIGINT)
-        last = asked.is_set() or (TOLD in os.environ and not has_told(Path(os.environ[TOLD]), this, MET))
+        last = asked or (TOLD in os.environ and not has_told(Path(os.environ[TOLD]), this, MET))
         if last and not ended.wait(_PATIENCE):
             kill(this)
-        asked.set()
+        asked = True
 
     try:
         with frozen_end(lambda: [parent], timeout, stop):
