@@ -138,12 +138,30 @@ def test_a_folder_of_a_store_is_looked_at_anew(store, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryFileSystem, "ls", lambda self, path, detail: ls(path, detail))
-        patch.setattr(MemoryFileSystem, "invalidate_cache", lambda self, path=None: known.clear())
+        patch.setattr(MemoryFileSystem, "invalidate_cache", lambda self, path=None: known.pop(path, None))
         first = graph(tmp_path / "g", source="memory://b/e/")[0]
         store("/b/e/1.tsv", EDGES[1])
         assert graph(tmp_path / "g", source="memory://b/e/")[0] != first
     store("/b/e/a#b.tsv", EDGES[1])
     assert refused(tmp_path, "memory://b/e/") == "memory://b/e/: no address has a name with # or ? or :: in it: a#b.tsv"
+
+
+def test_one_file_of_a_store(store, tmp_path, monkeypatch, caplog):
+    """What is found out about it is told by its address; the room that its graph needs is known when it is here."""
+    store("/b/e.csv", b"source,target\na,b\nc,d\n")
+    rooms = []
+    monkeypatch.setattr(reading, "check_room", lambda paths, out: rooms.append([each.name for each in paths]))
+    graph(tmp_path / "g", source="memory://b/e.csv")
+    assert rooms == [[], ["e.csv"]]
+    assert "memory://b/e.csv:1: column names, not an edge" in caplog.text
+
+
+def test_comments_of_all_files_are_counted(tmp_path):
+    for name, text in (("a", "# 1\n"), ("b", "# 2\n# 3\nx,y\n"), ("c", "# 4\nx,z\n# 5\nx,y\n"), ("d", "x,x\n# 6\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    (tmp_path / "e.csv.gz").touch()
+    prepare_source(PrepareRequest(out=tmp_path / "g", source=str(tmp_path / "*.csv*")))
+    assert json.loads((tmp_path / "g" / "graph.json").read_text())["comment_lines"] == 6
 
 
 def test_a_faulty_line_is_told_by_the_address_of_its_file(store, tmp_path):
@@ -311,6 +329,10 @@ def test_a_header_that_is_asked_for_is_in_each_file(tmp_path):
     shutil.copy(first, second)
     expected = graph(tmp_path / "g", source=whole, **options)[0]
     assert graph(tmp_path / "g", source=[first, second], **options)[0] == expected, "an equal line is an edge"
+    first.write_text("x,y\n")
+    whole.write_text("x,y\n1,2\n")
+    expected = graph(tmp_path / "g", source=whole, **options)[0]
+    assert graph(tmp_path / "g", source=[first, second], **options)[0] == expected, "who says so is not asked"
 
 
 @pytest.mark.parametrize("lone", ["x,y\n", "# none\nx,y\n"])

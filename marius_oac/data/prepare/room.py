@@ -73,6 +73,8 @@ def _edges(path: Path) -> tuple[int, int, int]:
             with pq.ParquetFile(path) as file:
                 return file.metadata.num_rows, file.metadata.num_rows, 0
         size = os.path.getsize(path)
+        if not size:
+            return 0, 0, 0
         with open(path, "rb") as file:
             if path.suffix.lower() == ".gz":
                 piece = file.read(1 << 20)
