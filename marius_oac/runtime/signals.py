@@ -75,7 +75,7 @@ class Requests:
         self.first: int = signal.SIGINT
         self.raised = self.at_once = False
         self._forced, self._count, self._last = forced, 0, (0, 0.0)
-        self._reminds, self._timer = False, threading.Timer(0, lambda: None)
+        self._reminds, self._timers = False, list[threading.Timer]()
         self._stopping = False
 
     @property
@@ -140,20 +140,25 @@ class Requests:
             signal.raise_signal(number)
 
     def _start(self, timer: threading.Timer) -> bool:
-        """Starts a timer in place of the one before; False where no thread can be started."""
-        self.settle()
+        """Starts a timer in place of the one before; False where no thread can be started.
+
+        It waits for no thread: it runs in signal handlers, also in one that has interrupted `settle` as that waits.
+        """
+        for each in self._timers:
+            each.cancel()
         try:
             timer.start()
         except RuntimeError:
             return False
-        self._timer = timer
+        self._timers.append(timer)
         return True
 
     def settle(self) -> None:
         """Cancels reminders and timers: the process is about to end."""
-        self._timer.cancel()
-        if self._timer.ident:
-            self._timer.join()
+        while self._timers:  # a handler may start another one meanwhile
+            timer = self._timers.pop()
+            timer.cancel()
+            timer.join()
         self._reminds = False
 
 

@@ -69,8 +69,19 @@ def test_a_reminder_that_comes_in_the_clean_up_is_heard():
                 os.kill(os.getpid(), signal.SIGTERM)
                 signal.sigtimedwait([], 60)
             finally:
-                signal.sigtimedwait([], 60)  # until the reminder
+                requests._timers[-1].join()  # it has sent the reminder
         assert requests.add(signal.SIGINT) == 2
+
+
+def test_a_sigterm_that_is_put_off_when_all_is_done_stops_nothing_else():
+    with stopped_by_signals() as requests:
+        with stopped_by_sigterm():
+            try:
+                raise ImportError
+            except ImportError:
+                os.kill(os.getpid(), signal.SIGTERM)
+                signal.sigtimedwait([], 0)
+        assert not requests.asked
 
 
 def test_whoever_fails_says_why_also_when_all_are_asked_to_stop_for_it():

@@ -190,6 +190,34 @@ def test_a_signal_that_somebody_has_swallowed_comes_again(untouched, swallowed, 
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_reminder_that_comes_while_its_thread_is_waited_for_is_not_waited_for_again(untouched):
+    """A handler that interrupts `join` and calls it for the same thread waits for ever."""
+    requests, joined_now = signals.Requests(forced=True), []
+
+    class Firing(threading.Timer):
+        """Has just sent the reminder."""
+
+        def join(self, timeout=None):
+            assert not joined_now, "a handler waits for the thread that it has interrupted the wait for"
+            joined_now.append(self)
+            requests._reminds = True
+            with suppress(StopSignal):
+                requests.add(signal.SIGTERM)
+            super().join(timeout)
+            joined_now.remove(self)
+
+    before = threading.active_count()
+    with suppress(StopSignal):
+        requests.stop(requests.add(signal.SIGTERM))
+    (reminder,) = requests._timers
+    reminder.cancel()
+    reminder.join()
+    requests._timers[:] = [Firing(60, lambda: None)]
+    requests._timers[0].start()
+    requests.settle()
+    assert threading.active_count() == before and not requests._timers, "one that the handler has started is left"
+
+
 def test_it_does_not_come_again_while_what_it_stopped_is_cleaned_up(untouched, monkeypatch):
     monkeypatch.setattr(signals, "REMIND_SECONDS", 0.02)
     real, reminded = signals.Requests.add, []
