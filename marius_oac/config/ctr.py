@@ -49,8 +49,8 @@ class LogConfig(Section):
         description="Training files, folders of files or patterns, in training order. The files of a folder or "
         "pattern are in natural order (`part-2` before `part-10`).",
     )
-    valid: Files = Field((), description="Validation files or patterns.")
-    test: Files = Field((), description="Test files or patterns.")
+    valid: Files = Field((), description="Validation files, folders of files or patterns.")
+    test: Files = Field((), description="Test files, folders of files or patterns.")
     format: Literal["auto", "csv", "parquet", "libsvm"] = Field(
         "auto", description="File format. auto: chosen by the file suffix. csv: any delimited text."
     )

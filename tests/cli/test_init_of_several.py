@@ -3,6 +3,7 @@
 import subprocess
 
 from marius_oac.cli.commands import main
+from marius_oac.cli.init.graph import one_to_look_at
 from tests.data.written_edges import written
 
 
@@ -46,3 +47,11 @@ def test_a_configuration_for_a_log_in_hive_s_folders(tmp_path):
         path.write_text("label,age,city\n" + "".join(f"{i % 2},{i % 50},c{i % 7}\n" for i in range(200)))
     files = map(str, sorted(tmp_path.glob("dt=*/*.csv")))
     assert main(["init", *files, "--task", "ctr", "--out", str(tmp_path / "c.yaml")]) == 0
+
+
+def test_which_file_is_looked_at(tmp_path):
+    """One of the larger ones, and of these the first."""
+    sizes = {"a": 4, "b": 11, "c": 20, "d": 20}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    assert one_to_look_at([tmp_path / name for name in sizes]) == tmp_path / "b"

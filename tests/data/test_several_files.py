@@ -4,40 +4,20 @@ import json
 import os
 import shutil
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.cli.commands import main
 from marius_oac.data.dgl.prepare import prepare_source
-from marius_oac.data.prepare import reading
 from marius_oac.data.prepare.contents import files_in, matching
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest
 from marius_oac.errors import InputError
-from tests.data.written_edges import written
-
-
-def graph(out, **request):
-    """The files of the graph, and what its manifest says of the sources."""
-    prepare_source(PrepareRequest(out=out, **request))
-    files = {each.name: each.read_bytes() for each in out.iterdir() if each.name != "graph.json"}
-    sources = json.loads((out / "graph.json").read_text("utf-8"))["sources"]
-    shutil.rmtree(out)
-    return files, sources
-
-
-def refused(out, source, **request):
-    with pytest.raises(InputError) as error:
-        prepare_source(PrepareRequest(out=out / "g", source=source, **request))
-    assert not any(each == "g" or ".part" in each for each in os.listdir(out))
-    return str(error.value).replace(f"{out}/", "")
-
+from tests.data.written_edges import graph, refused, written
 
 KINDS = st.sampled_from(["csv", "csv.gz", "parquet", "npy"])
 
@@ -80,98 +60,12 @@ def test_files_are_read_in_the_order_given_and_of_a_folder_in_that_of_names(tmp_
     assert of_folder == graph(tmp_path / "g", source=[second, first], **options)[0]
 
 
-@pytest.fixture
-def store():
-    """Puts files into fsspec's store in memory."""
-    MemoryFileSystem.store.clear()
-    yield lambda name, content: fsspec.filesystem("memory").pipe(name, content)
-    MemoryFileSystem.store.clear()
-
-
-EDGES = [b"".join(b"a%d\tr\tb%d\n" % (i % 7, i % 11 + part) for i in range(50)) for part in range(3)]
-
-
-def test_a_folder_and_a_pattern_of_a_store(store, tmp_path, monkeypatch):
-    (tmp_path / "edges.tsv").write_bytes(b"".join(EDGES))
-    for number, content in enumerate(EDGES):
-        store(f"/bucket/edges/part-{number}.tsv", content)
-    store("/bucket/edges/_SUCCESS", b"")
-    store("/bucket/other/x.tsv", b"x\tr\ty\n")
-    expected, copies = graph(tmp_path / "g", source=str(tmp_path / "edges.tsv"))[0], []
-
-    def read_edges(file):
-        copies.append(len(list(file.path.parent.iterdir())))
-        return read(file)
-
-    read = reading.read_edges
-    monkeypatch.setattr(reading, "read_edges", read_edges)
-    there = "memory://bucket/edges/"
-    for source in (there, f"{there}*.tsv", [f"{there}part-{number}.tsv" for number in range(3)]):
-        found, sources = graph(tmp_path / "g", source=source)
-        assert found == expected and sources["all"] == source
-    assert set(copies) == {1}, "one copy at a time"
-    assert refused(tmp_path, f"{there}*.csv") == f"{there}*.csv: no file has such a name"
-    assert refused(tmp_path, "memory://bucket/") == (
-        "memory://bucket/: has a folder in it, edges: name the folders whose files are meant"
-    )
-    pattern = "memory://*/edges/"
-    assert refused(tmp_path, pattern) == f"{pattern}: a pattern is understood behind the last / alone"
-    assert refused(tmp_path, there[:-1]) == f"{there[:-1]}: is a folder: write it with a / at its end"
-    (tmp_path / "two.tsv").write_bytes(EDGES[1] + EDGES[2])
-    found, _ = graph(tmp_path / "g", source=f"{there}part-[12].tsv")
-    assert found == graph(tmp_path / "g", source=tmp_path / "two.tsv")[0]
-    assert refused(tmp_path, "memory://bucket/*") == "memory://bucket/*: edges is a folder, not a file"
-    late = [there, "memory://bucket/none.tsv"]
-    monkeypatch.setattr(reading, "read_edges", None)
-    assert refused(tmp_path, late) == "memory://bucket/none.tsv: no such file", "before the others are read"
-
-
-def test_a_folder_of_a_store_is_looked_at_anew(store, tmp_path):
-    """Listings are kept in the process; an object of the folder's own name is no file of it."""
-    store("/b/e/0.tsv", EDGES[0])
-    system = fsspec.filesystem("memory")
-    listed_now, known = system.ls, {}
-
-    def ls(path, detail):
-        found = known.setdefault(path, listed_now(path, detail=detail))
-        return [{"name": f"{path}/", "type": "file", "size": 0}, *found]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MemoryFileSystem, "ls", lambda self, path, detail: ls(path, detail))
-        patch.setattr(MemoryFileSystem, "invalidate_cache", lambda self, path=None: known.pop(path, None))
-        first = graph(tmp_path / "g", source="memory://b/e/")[0]
-        store("/b/e/1.tsv", EDGES[1])
-        assert graph(tmp_path / "g", source="memory://b/e/")[0] != first
-    store("/b/e/a#b.tsv", EDGES[1])
-    assert refused(tmp_path, "memory://b/e/") == "memory://b/e/: no address has a name with # or ? or :: in it: a#b.tsv"
-
-
-def test_one_file_of_a_store(store, tmp_path, monkeypatch, caplog):
-    """What is found out about it is told by its address; the room that its graph needs is known when it is here."""
-    store("/b/e.csv", b"source,target\na,b\nc,d\n")
-    rooms = []
-    monkeypatch.setattr(reading, "check_room", lambda paths, out: rooms.append([each.name for each in paths]))
-    graph(tmp_path / "g", source="memory://b/e.csv")
-    assert rooms == [[], ["e.csv"]]
-    assert "memory://b/e.csv:1: column names, not an edge" in caplog.text
-
-
 def test_comments_of_all_files_are_counted(tmp_path):
     for name, text in (("a", "# 1\n"), ("b", "# 2\n# 3\nx,y\n"), ("c", "# 4\nx,z\n# 5\nx,y\n"), ("d", "x,x\n# 6\n")):
         (tmp_path / f"{name}.csv").write_text(text)
     (tmp_path / "e.csv.gz").touch()
     prepare_source(PrepareRequest(out=tmp_path / "g", source=str(tmp_path / "*.csv*")))
     assert json.loads((tmp_path / "g" / "graph.json").read_text())["comment_lines"] == 6
-
-
-def test_a_faulty_line_is_told_by_the_address_of_its_file(store, tmp_path):
-    store("/b/e/0.tsv", EDGES[0])
-    store("/b/e/1.tsv", b"a\tr\tb\na\tr\n")
-    assert refused(tmp_path, "memory://b/e/") == "memory://b/e/1.tsv:2: 3 columns are expected, 2 found"
-    store("/b/e/1.tsv", b"head\trelation\ttail\na\tr\tb\n")
-    assert refused(tmp_path, "memory://b/e/") == (
-        "memory://b/e/1.tsv:1: column names where memory://b/e/0.tsv has none, or an edge (--no-header)"
-    )
 
 
 @pytest.mark.parametrize(
@@ -241,6 +135,26 @@ def test_what_lies_between_a_header_and_the_file_that_shows_it(tmp_path, between
     (tmp_path / "whole" / "w.csv").write_text("u,v\n" + "5,6\n" * (between == "parquet") + "1,2\n3,4\n")
     found = graph(tmp_path / "g", source=sorted(each for each in tmp_path.iterdir() if each.suffix), **options)[0]
     assert found == graph(tmp_path / "g", source=tmp_path / "whole", **options)[0]
+
+
+def test_what_may_lie_beside_each_other(tmp_path):
+    """A table without bytes, and a text without names beside a table with them."""
+    options = {"valid_fraction": 0.0, "test_fraction": 0.0}
+    (tmp_path / "a.parquet").touch()
+    pq.write_table(pa.table({"u": ["1"], "v": ["2"]}), tmp_path / "b.parquet")
+    (tmp_path / "c.csv").write_text("3,4\n5,6\n")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "w.csv").write_text("1,2\n3,4\n5,6\n")
+    found = graph(tmp_path / "g", source=sorted(tmp_path.glob("*.*")), **options)
+    assert found[0] == graph(tmp_path / "g", source=tmp_path / "whole", **options)[0]
+
+
+def test_a_file_s_name_is_told_as_it_is(tmp_path):
+    """A ? begins what is secret in an address alone."""
+    path = written(tmp_path / "what?" / "e=1.csv", "csv", [(i, 0, i + 1) for i in range(30)])
+    assert graph(tmp_path / "g", source=str(tmp_path / "what?"))[1] == {"all": str(tmp_path / "what?")}
+    path.write_text("a,b,c\na,b\n")
+    assert refused(tmp_path, path) == "what?/e=1.csv:2: 3 columns are expected, 2 found"
 
 
 def test_lines_in_a_file_each(tmp_path):
@@ -359,13 +273,11 @@ def test_files_of_one_edge_each(tmp_path):
     assert graph(tmp_path / "g", source=[tmp_path / f"{number}.csv" for number in range(3)])[0] == expected
 
 
-def test_a_file_that_is_named_twice_is_a_mistake(tmp_path, store):
+def test_a_file_that_is_named_twice_is_a_mistake(tmp_path):
     path = written(tmp_path / "a.csv", "csv", [(1, 0, 2)])
     (tmp_path / "link.csv").symlink_to(path)
-    store("/b/0.tsv", EDGES[0])
     assert refused(tmp_path, [path, tmp_path / "link.csv"]) == "link.csv: is named twice, also as a.csv"
     assert main(["init", str(path), str(tmp_path / "link.csv"), "--task", "graph"]) == 2
-    assert refused(tmp_path, ["memory://b/0.tsv", "memory://b/*"]) == "memory://b/0.tsv: is named twice"
     graph(tmp_path / "g", train=path, valid=path)  # of another split it may be
 
 

@@ -36,10 +36,10 @@ def is_address(source: object) -> bool:
 
 
 def shown(address: str) -> str:
-    """The address without what may be secret."""
+    """The address without what may be secret; a path as it is."""
     found = _ADDRESS.fullmatch(address)
     if found is None:
-        return _SECRET.sub("", address)
+        return _SECRET.sub("", address) if "://" in address else address
     return f"{found['scheme']}://{'...' if _SLASHED.fullmatch(found['rest']) else found['rest']}"
 
 

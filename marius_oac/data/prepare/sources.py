@@ -69,17 +69,11 @@ def paths_of(name: str) -> Iterator[Path]:
     if "://" in name and not os.path.lexists(name):
         raise InputError("an address is for `marius-oac prepare` alone: copy the files first", shown(name))
     for path in _paths_of(name):
-        if not path.as_posix().isascii():
-            check_utf8(path)
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise InputError("the name is not UTF-8", ascii(str(path))) from None
         yield path
-
-
-def check_utf8(path: Path) -> None:
-    """Raises InputError if the path can't be written into a text."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise InputError("the name is not UTF-8", ascii(str(path))) from None
 
 
 def _paths_of(name: str) -> Iterator[Path]:

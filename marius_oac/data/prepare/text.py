@@ -199,8 +199,7 @@ class _Parser:
         first = self._fields(*lines[0])
         if columns and any(name in first and not name.isdecimal() for name in columns):
             return True
-        rows = self._first_fields(lines)[1:]
-        return len(rows) == len(lines) - 1 and hold_names(first, rows, self.file.one_of_several)
+        return hold_names(first, self._first_fields(lines)[1:], self.file.one_of_several)
 
     def _first_fields(self, lines: list[tuple[int, bytes]]) -> list[list[str]]:
         """The fields of these lines, up to the first that is wrong, which raises when it is parsed."""
