@@ -134,6 +134,9 @@ class ZmqServer(ZmqEndpoint, Server):
             self._failed, self._why = True, why[:_LONGEST_REASON]
             for connection in self._connections():
                 if connection.over != LEFT:
+                    # It is a goodbye, too. One more could come to a trainer that has answered it and is gone: ZeroMQ
+                    # would keep it for `timeout` seconds, and `close` would wait.
+                    connection.said_bye = True
                     self._put(connection, Kind.FAILED, [self._why.encode()])
             self._after_sending()
             self._wake()

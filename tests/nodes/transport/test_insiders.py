@@ -6,9 +6,10 @@ from marius_oac.errors import NodeLost
 from marius_oac.nodes.transport.contract import TAKEN, failed, passes
 from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES
 from marius_oac.nodes.transport.wire import Kind, head
-from tests.nodes.transport.conformance import SERVER, content
+from tests.nodes.transport.conformance import SERVER, STILL, beside, content
 from tests.nodes.transport.guarded import EARLY, LIMITS, Guarded
 from tests.nodes.transport.strangers import counted
+from tests.threads import PATIENCE
 
 
 def test_nothing_but_the_handshake_comes_first(plain):
@@ -95,6 +96,21 @@ def is_lost_for(guarded, insider, reason):
     assert insider.hear() == (Kind.FAILED, b"because of green")
     with pytest.raises(NodeLost, match=f"^node {SERVER}: it can't go on: because of green$"):
         guarded.honest.receive()
+
+
+def test_a_server_that_has_failed_says_no_goodbye(request):
+    """One that came after a trainer's answer would be kept for `timeout` seconds, and `close` would wait for that."""
+    guarded = Guarded()
+    request.addfinalizer(guarded.close)
+    insider = guarded.insider().enter()
+    guarded.server.fail("it is over")
+    assert insider.hear() == (Kind.FAILED, b"it is over")
+    closing, _ = beside(guarded.server.close)  # which waits for the answer
+    assert not insider.socket.poll(1000 * STILL)
+    insider.say(head(Kind.BYE))
+    guarded.honest.close()
+    closing.join(PATIENCE)
+    assert not closing.is_alive() and not insider.socket.poll(1000 * STILL)
 
 
 @pytest.mark.parametrize("reason, message", [(reason, each) for reason, every in NONSENSE.items() for each in every])
