@@ -30,7 +30,7 @@ from marius_oac.types import present
 PATIENCE = 30.0  # seconds until a silent node counts as unreachable
 _MEASURED = 64 << 20  # bytes from each node to the next
 _NOT_CHECKED = (
-    "not checked: other ports, which gloo and NCCL choose freely between nodes; GPUs; whether config and data are the "
+    "not checked: other ports, which gloo, NCCL and heartbeats choose freely; GPUs; whether config and data are the "
     "same on all, which training compares before it starts"
 )
 
