@@ -31,6 +31,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SECONDS = 0.5
 FORCED_SECONDS = 1.0
 REMIND_SECONDS = 0.3
+LOOK_SECONDS = 0.5
 _SIGINT = int(signal.SIGINT)
 
 
@@ -312,6 +313,19 @@ class uninterrupted:  # noqa: N801 - a context manager, in a class because it is
             _signal.signal(_SIGINT, self._before)
             if self._came:
                 signal.raise_signal(signal.SIGINT)
+
+
+def wait_for(changed: threading.Condition, ready: Callable[[], object], seconds: float | None = None) -> bool:
+    """As `changed.wait_for(ready, seconds)`; without a limit the main thread looks for signals every `LOOK_SECONDS`.
+
+    A signal that comes while the process is stopped (SIGSTOP) is given to any thread when it goes on. Handlers run in
+    the main thread, which would sleep on in its lock.
+    """
+    if seconds is not None or threading.current_thread() is not threading.main_thread():
+        return bool(changed.wait_for(ready, seconds))
+    while not changed.wait_for(ready, LOOK_SECONDS):
+        pass
+    return True
 
 
 @contextmanager

@@ -14,6 +14,13 @@ import threading
 from collections.abc import Callable
 
 from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.signals import wait_for
+
+
+def join(thread: threading.Thread) -> None:
+    """Waits for a thread to end. One that has not started is not waited for: a signal may interrupt `Thread.start`."""
+    if thread.is_alive():
+        thread.join()
 
 
 class Workers:
@@ -58,7 +65,7 @@ class Workers:
         # `Thread.join` alone would not do: interrupted by Ctrl-C it takes a running thread for dead (CPython 3.11), and
         # the next `join` returns at once.
         with self._ended:
-            self._ended.wait_for(lambda: not self._running)
+            wait_for(self._ended, lambda: not self._running)
         for thread in self._threads:
             thread.join()
 

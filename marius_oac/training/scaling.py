@@ -30,6 +30,7 @@ from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.torch_group import await_release, release
 from marius_oac.nodes.launch.cluster import Place
+from marius_oac.nodes.launch.frozen import frozen_end
 from marius_oac.nodes.launch.joining import Joining, started_as
 from marius_oac.nodes.launch.launch import local_cluster
 from marius_oac.nodes.launch.parent import PARENT
@@ -48,6 +49,7 @@ from marius_oac.runs.task import Peers
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine.peer_memory import readable
 from marius_oac.runtime.signals import stop_on_interrupt
+from marius_oac.runtime.workers import join
 from marius_oac.types import present
 
 Result = TypeVar("Result")
@@ -177,9 +179,10 @@ class Scaling:
         try:
             with readable():
                 joining.start(range(before, count), count, start)
-                while not joining.wait(_LOOK):
-                    if self._over:
-                        return
+                with frozen_end(joining.late, self.place.cluster.timeout):  # one that is killed is found by `wait`
+                    while not joining.wait(_LOOK):
+                        if self._over:
+                            return
         except (OSError, InputError) as error:
             self._refuse(request, str(error))
             return
@@ -208,7 +211,7 @@ class Scaling:
             self._changed.notify_all()
         self._signals.close()
         if self._thread is not None:
-            self._thread.join()
+            join(self._thread)
             remove_files(present(self._run))
 
 

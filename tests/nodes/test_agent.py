@@ -1,6 +1,7 @@
 """What the ends of processes come to, and that none outlives the one that has started it."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from marius_oac.nodes.launch.parent import (
 from marius_oac.nodes.launch.remote import end_of
 from marius_oac.runtime.signals import StopSignal, stopped_by_signals
 from tests.nodes.outliving import STOPS, ends_with
+from tests.threads import PATIENCE
 
 GUARD = [sys.executable, "-m", "marius_oac.nodes.launch.guard", "60"]
 WAITS = """
@@ -191,3 +193,34 @@ def test_where_the_kernel_is_not_asked_a_command_is_as_it_is(monkeypatch, tmp_pa
 def test_a_guard_without_a_launcher_starts_nothing():
     done = subprocess.run([*GUARD, "echo", "started"], stdin=subprocess.DEVNULL, capture_output=True)
     assert (done.returncode, done.stdout) == (1, b"")
+
+
+def test_a_guard_that_hears_nothing_of_its_launcher_stops_its_command():
+    """Also one whose launcher was stopped before it could say that it is there."""
+    command = [*GUARD[:-1], "0.3", "sleep", "600"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        process.stdin.write(b"secret\n")
+        process.stdin.flush()
+        assert process.wait(PATIENCE) == 143
+
+
+HEARD = """
+import signal
+signal.signal(signal.SIGTERM, lambda number, frame: print("heard", flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_guard_passes_a_request_on_once():
+    command = [*GUARD, sys.executable, "-c", HEARD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write("secret\n")
+        process.stdin.flush()
+        for line in ("ready\n", "heard\n"):
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGTERM)
+        assert not select.select([process.stdout], [], [], 0.2)[0]
+        process.send_signal(signal.SIGINT)  # not handled: it ends
+        assert process.stdout.read() == "" and process.wait(PATIENCE) in (1, 130)

@@ -1,5 +1,7 @@
 """The agent decides whether processes are started again, and tells the other nodes' agents when it ends for good."""
 
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from marius_oac.errors import NodeLost
-from marius_oac.nodes.launch.agent import LOST, exit_code_of
+from marius_oac.nodes.launch.agent import LOST, exit_code_of, listen
+from marius_oac.nodes.launch.agent_signals import AgentSignals
 from marius_oac.nodes.launch.elastic import Agent, Meeting
 
 
@@ -18,9 +21,10 @@ def agents(tmp_path):
     store = dist.HashStore()
     made, spared = [], lambda pid, code: code == -9
     for index in range(2):
-        meeting = Meeting(store, ["a", "b"], index, "127.0.0.1", 60.0)
+        meeting = Meeting(store, ["a", "b"], index, 60.0, count=2 + index)
         meeting.round = 0
-        made.append(Agent(meeting, ["x"], 1, "127.0.0.1", 2, 1, str(tmp_path), exit_code_of, spared))
+        about = AgentSignals(), ["x"], "127.0.0.1", 2, 1, 8.0, str(tmp_path)
+        made.append(Agent(meeting, *about, exit_code_of, spared))
     return made
 
 
@@ -79,3 +83,26 @@ def test_what_may_be_lost_has_ended_well_and_who_lost_all_says_nothing(agents):
     other._all_spared, other._meeting.leave = True, pytest.fail
     other._exit_barrier()
     assert agent._all_spared and lost == {0, 3}
+
+
+def test_processes_are_numbered_without_asking_the_store(agents):
+    """torch's own way waits there for agents that have ended since, for as long as for each other to start."""
+    store = listen("127.0.0.1", 0, 60.0)
+    for agent in agents:
+        agent._meeting._store = store
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda agent: agent._meeting.next_rendezvous(), agents))
+    for agent, ranks in zip(agents, ([0, 1], [2, 3, 4]), strict=True):
+        workers = agent._assign_worker_ranks(None, agent._meeting._index, 2, agent._worker_group.spec)
+        assert [each.global_rank for each in workers] == [each.role_rank for each in workers] == ranks
+        assert [each.local_rank for each in workers] == list(range(len(ranks)))
+        assert {each.world_size for each in workers} == {each.role_world_size for each in workers} == {5}
+
+
+def test_processes_that_another_one_takes_along_have_less_time_than_those_that_save(agents):
+    calls, agent = [], agents[0]
+    agent._pcontext = SimpleNamespace(close=lambda *given: agent._close(lambda *each: calls.append(each), *given))
+    agent._pcontext.close()  # as torch does where one has failed
+    agent._stop_workers(agent._worker_group)
+    agent._shutdown(signal.SIGINT, 600)
+    assert calls == [(None, 4.0), (signal.SIGTERM, 4.0), (signal.SIGINT, 600)]

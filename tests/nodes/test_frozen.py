@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.launch import guard, parent
+from marius_oac.nodes.launch.agent_signals import AgentSignals
 from marius_oac.nodes.launch.elastic import Agent, Meeting
 from marius_oac.nodes.launch.frozen import Watched, frozen_end, is_stopped
 from marius_oac.nodes.launch.parent import stopped_with_parent
@@ -198,7 +199,8 @@ def test_a_trainer_whose_torchrun_has_ended_has_no_siblings(trainer, monkeypatch
 
 
 def test_those_that_have_ended_are_not_looked_at(tmp_path):
-    agent = Agent(Meeting(dist.HashStore(), ["a"], 0, 60.0), ["x"], 2, "127.0.0.1", 0, 1, str(tmp_path), max, max)
+    meeting = Meeting(dist.HashStore(), ["a"], 0, 60.0, count=2)
+    agent = Agent(meeting, AgentSignals(), ["x"], "127.0.0.1", 0, 1, 60.0, str(tmp_path), max, max)
     assert agent.running() == []
     ended, there = (
         SimpleNamespace(proc=SimpleNamespace(pid=pid, returncode=code)) for pid, code in ((3, 0), (5, None))

@@ -9,6 +9,7 @@ import pytest
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.nodes.launch import joining
 from marius_oac.nodes.launch.agent import PARENT
+from marius_oac.nodes.launch.frozen import frozen_end
 from marius_oac.nodes.launch.joining import Joining, say_ready
 from tests.nodes.outliving import ASKS
 
@@ -66,7 +67,7 @@ def test_one_that_ends_instead_is_named_and_the_others_are_ended(tmp_path, does)
 
 
 def test_those_that_never_joined_are_ended_and_what_failed_says_so(tmp_path, does, capsys, monkeypatch):
-    monkeypatch.setattr(joining, "PATIENCE", None)
+    monkeypatch.setattr(joining, "PATIENCE", 600.0)
     does(READY + f'[ "$RANK" = 2 ] && echo its disk is full && exit 2\n{STAY}')
     made = Joining(tmp_path)
     made.start(range(2, 4), 4, "change-1")
@@ -114,3 +115,17 @@ def test_the_kernel_ends_them_with_the_one_that_has_started_them(tmp_path, does)
     joiner = made._joiners[2]
     assert joiner.process.wait(60) == 0 and joiner.said == [str(int(signal.SIGKILL))]
     made.close(0)
+
+
+def test_one_that_is_stopped_before_it_is_ready_is_not_waited_for(tmp_path, does):
+    does(f'if [ "$RANK" = 2 ]; then {READY} {STAY} fi\nkill -STOP $$\n')
+    made = Joining(tmp_path)
+    made.start(range(2, 4), 4, "change-1")
+    stopped = made._joiners[3].process
+    while not made._joiners[2].ready:
+        assert not made.wait(0.01)
+    assert made.late() == [stopped.pid]
+    with frozen_end(made.late, 0.2), pytest.raises(ChildProcessError, match="trainer 3 has not started: exit code -9"):
+        while not made.wait(0.01):
+            pass
+    assert made.late() == []

@@ -39,6 +39,8 @@ def test_the_first_failure_is_named(watch, capsys):
 
 def test_signals_stop_all_in_an_orderly_way_and_then_at_once(watch, capsys):
     watch.interrupted(signal.SIGTERM, None)
+    watch.interrupted(signal.SIGTERM, None)  # at once again: as from a closing terminal
+    assert [one.asked for one in watch.started] == [[False]] * 2
     watch.interrupted(signal.SIGINT, None)
     watch.ended(watch.started[0], 1, "ended with exit code 1")
     assert [one.asked for one in watch.started] == [[False, True]] * 2

@@ -79,6 +79,9 @@ class Joining:
         self.there |= self.new
         return True
 
+    def late(self):
+        return []
+
     def left(self, count):
         self.there = {rank for rank in self.there if rank < count}
 

@@ -23,6 +23,7 @@ from marius_oac.runtime.signals import (
     stopped_at_once,
     stopped_by_signals,
     uninterrupted,
+    wait_for,
 )
 from tests.threads import in_thread, joined
 
@@ -60,6 +61,41 @@ def test_a_signal_that_another_thread_gets_ends_the_wait(seconds):
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "heard\n")
+
+
+STOPPED = """
+import os, signal, sys, threading
+from marius_oac.runtime.signals import wait_for
+
+heard, release = [], threading.Event()
+others = [threading.Thread(target=release.wait) for _ in range(20)]
+for each in others:
+    each.start()
+signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+changed = threading.Condition()
+with changed:
+    print("waits", flush=True)
+    wait_for(changed, lambda: heard)
+release.set()
+"""
+
+
+def test_a_signal_that_came_while_the_process_was_stopped_is_heard():
+    """Any of its threads may get it then, and the main thread sleeps on."""
+    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(30) == 0
+
+
+def test_what_is_waited_for_is_waited_for_as_long_as_given():
+    changed = threading.Condition()
+    with changed:
+        assert not wait_for(changed, lambda: False, 0.01)
+        assert wait_for(changed, lambda: True)
 
 
 def send(number):

@@ -28,6 +28,7 @@ from torch.distributed import Store
 from marius_oac.nodes.groups.links import Links
 from marius_oac.nodes.groups.membership import Fact, Kind, Member
 from marius_oac.nodes.transport.contract import SECRET_BYTES
+from marius_oac.runtime.workers import join
 
 _VERDICT = 3.0
 """Seconds within which the reason why a call has failed becomes known: a message to each of a few members in turn."""
@@ -78,11 +79,13 @@ class Heartbeat:
             self._links.end()
             raise
         self._links.attach(self._member, [(host, port) for host, port in map(json.loads, addresses)])
-        self._thread.start()
         try:
+            self._thread.start()
             self._await_neighbours()
         except BaseException:
             self.leave()
+            if self._thread.ident is None:  # it never ran
+                self._links.end()
             raise
 
     def abort(self, slot: int) -> None:
@@ -114,7 +117,7 @@ class Heartbeat:
         """Announces that this member leaves, and ends the thread."""
         self._leaving = True
         self._links.wake()
-        self._thread.join()
+        join(self._thread)
 
     def _verdict(self, slot: int) -> tuple[str, str] | None:
         if self.lost is not None:

@@ -3,8 +3,8 @@
 Guarantees:
 - When a process fails all are stopped. The run ends with its exit code and a message that names its node. Processes
   that are asked to stop and don't are killed.
-- SIGINT, SIGTERM and SIGHUP are passed on to every process, each time they come. The first stops a trainer after the
-  batches in flight, the second at once.
+- SIGINT, SIGTERM and SIGHUP are passed on to every process (`agent_signals.py`). The first request stops a trainer
+  after the batches in flight, the second at once.
 - After the loss of a node all processes are started again, `restarts` times at most. After any other end none is.
 - No process outlives the agent, even if the agent is killed (each process calls `end_with_parent`).
 - Who is stopped for `timeout` seconds holds up nobody: this process kills such processes, and such a guard, with which
@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ from marius_oac.runtime.console import logger, say
 from marius_oac.runtime.signals import REMIND_SECONDS, StopSignal
 
 if TYPE_CHECKING:  # torch is imported when its logging is set up
-    from torch.distributed import TCPStore
+    from torch.distributed import DistError, TCPStore
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch: 30)
@@ -94,6 +95,7 @@ def run(processes: LocalProcesses) -> int:
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
+        from marius_oac.nodes.launch.agent_signals import NOT_TORCHS, AgentSignals
         from marius_oac.nodes.launch.elastic import Agent, Meeting
 
     elastic = logging.getLogger("torch.distributed.elastic")
@@ -106,16 +108,18 @@ def run(processes: LocalProcesses) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="marius-oac-") as logs,
         tempfile.TemporaryDirectory(prefix="marius-oac-") as told,
-        variables(ours | {TOLD: told}),
-        _signals_restored(),
+        variables(ours | NOT_TORCHS | {TOLD: told}),
+        _sigquit_restored(),
+        AgentSignals().handled() as signals,
         store_of(processes, began) as store,
     ):
         meeting = Meeting(
             store, processes.nodes, processes.index, processes.patience, began, processes.timeout,
-            met=lambda: any(has_told(Path(told), pid, MET) for pid in agent.running()),
+            len(processes.names), met=lambda: any(has_told(Path(told), pid, MET) for pid in agent.running()),
         )  # fmt: skip
-        about = (processes.command, len(processes.names), processes.address, processes.restarts, SAVING, logs)
-        agent = Agent(meeting, *about, exit_code_of, lambda pid, code: _spared(processes, Path(told), pid, code))
+        about = (processes.command, processes.address, processes.restarts, SAVING, processes.timeout, logs)
+        spared = partial(_spared, processes, Path(told))
+        agent = Agent(meeting, signals, *about, exit_code_of, spared)
         try:
             with frozen_end(lambda: [*guard, *agent.running()], processes.timeout):
                 failures = agent.run().failures
@@ -124,9 +128,17 @@ def run(processes: LocalProcesses) -> int:
                 return 128 + int(error.sigval)
             failures = agent.failures  # the failure made this agent stop the others
         except DistError as error:
-            why = str(error).partition("\n")[0]
-            raise NodeLost(processes.nodes[0], f"its agent, which serves the rendezvous, has ended: {why}") from error
+            if not processes.index:
+                raise
+            raise _first_lost(processes, error) from error
+        finally:
+            signals.ended()
         return _explain(processes, failures, Path(logs)) if failures else 0
+
+
+def _first_lost(processes: LocalProcesses, error: DistError) -> NodeLost:
+    why = str(error).partition("\n")[0]
+    return NodeLost(processes.nodes[0], f"its agent, which serves the rendezvous, has ended: {why}")
 
 
 def exit_code_of(codes: Sequence[int]) -> int | None:
@@ -213,7 +225,7 @@ def store_of(processes: LocalProcesses, began: float | None = None) -> Iterator[
         InputError: the port is taken, or the address is not this machine's; or another agent of this node runs.
         NodeLost: the first node's agent is not there, or has another secret.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import DistError, TCPStore
 
     from marius_oac.nodes.launch.elastic import note_lost
 
@@ -222,7 +234,11 @@ def store_of(processes: LocalProcesses, began: float | None = None) -> Iterator[
     if processes.index:
         with _store_proxy(processes, *about, began) as proxy:
             patience = timedelta(seconds=processes.patience)
-            yield TCPStore(LOOPBACK, proxy.port, None, False, patience, wait_for_workers=False)
+            try:
+                store = TCPStore(LOOPBACK, proxy.port, None, False, patience, wait_for_workers=False)
+            except DistError as error:
+                raise _first_lost(processes, error) from error
+            yield store
         return
     store = listen(LOOPBACK, 0, processes.patience)
     several = len(processes.nodes) > 1
@@ -301,12 +317,10 @@ def variables(ours: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _signals_restored() -> Iterator[None]:
-    """Restores signal handlers after the block: the agent sets its own and leaves them."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = [signal.getsignal(number) for number in numbers]
+def _sigquit_restored() -> Iterator[None]:
+    """Restores the handler of SIGQUIT after the block: torch's agent sets its own and leaves it."""
+    before = signal.getsignal(signal.SIGQUIT)
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        signal.signal(signal.SIGQUIT, before)

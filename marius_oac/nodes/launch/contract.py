@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from marius_oac.nodes.launch.guard import PATIENCE
 from marius_oac.runtime.console import say
+from marius_oac.runtime.signals import Requests
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REFUSED = 2  # exit code of a user's mistake or a full disk; other nodes may report that node's loss before it
@@ -44,6 +45,7 @@ class Watch:
 
     def __init__(self, started: Sequence[Started]) -> None:
         self.started = started
+        self._requests = Requests()
         self.asked = 0
         self.signal = self.failed = 0
         self.deadline: float | None = None
@@ -67,9 +69,10 @@ class Watch:
             self.failed = REFUSED if REFUSED in (code, self.failed) else self.failed or code
 
     def interrupted(self, number: int, frame: object) -> None:
-        """Handles a signal."""
-        self.signal = self.signal or number
-        self.ask()
+        """Handles a signal; one that comes twice within `signals.SAME_SECONDS` is one request."""
+        if self._requests.add(number):
+            self.signal = self.signal or number
+            self.ask()
 
     def ask(self) -> None:
         """Asks all to stop: the first time after the batches in flight, then at once."""

@@ -12,15 +12,17 @@ Guarantees of the rendezvous:
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 from torch.distributed import DistError, DistStoreError, PrefixStore, TCPStore
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -28,6 +30,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.launch.agent_signals import AgentSignals
 from marius_oac.nodes.launch.cluster import STARTED_TWICE
 from marius_oac.nodes.launch.parent import bound
 
@@ -49,6 +52,7 @@ class Meeting(RendezvousHandler):
         patience: seconds that the first rendezvous may take. A later one may take `grace` more.
         began: when the first one began (`time.monotonic`); None: when it is called.
         grace: seconds that this agent's processes have to end by themselves when others begin another rendezvous.
+        count: of this agent's processes.
         met: returns whether this agent's processes, which run, have met all others of their start.
     """
 
@@ -60,10 +64,14 @@ class Meeting(RendezvousHandler):
         patience: float,
         began: float | None = None,
         grace: float = 0.0,
+        count: int = 1,
         met: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store, self._nodes, self._index = store, nodes, index
         self._patience, self._began, self._grace, self._met = patience, began, grace, met
+        self.count = count
+        self.counts: list[int] = []
+        """Of the processes of all agents, since the last rendezvous."""
         self._seen: tuple[int, float] | None = None
         self.round = -1
         """The number of the last rendezvous, from 0."""
@@ -76,10 +84,13 @@ class Meeting(RendezvousHandler):
             NodeLost: an agent has not come, or has ended.
         """
         self.round += 1
+        self._store.set(f"{self.round}/count {self._index}", f"{self.count}")
         if self._store.add(f"{self.round}/{self._index}", 1) > 1:
             raise InputError(STARTED_TWICE, f"node {self._nodes[self._index]}")
         self._store.set(f"{self.round}", "begun")
         self._wait()
+        every = range(len(self._nodes))
+        self.counts = [int(self._store.get(f"{self.round}/count {each}")) for each in every]  # all are there
         start = PrefixStore(f"start {self.round}", self._store)
         return RendezvousInfo(
             start, self._index, len(self._nodes), RendezvousStoreInfo(self._store.host, self._store.port)
@@ -179,11 +190,12 @@ class Agent(LocalElasticAgent):
 
     Args:
         meeting: of all agents.
+        signals: at this agent.
         command: of each process, without the interpreter.
-        count: number of processes.
         address: this node's.
         restarts: how often processes are started again, on all nodes together.
         saving: seconds that a process which was asked to stop may take.
+        timeout: half of it, and torch's 30 s at most, is what a process has that is stopped because another one failed.
         logs: folder for the output of all processes but the first.
         ended: returns the node's exit code from those of its processes; None: they may be started again.
         spared: returns whether the run goes on without a process, from its pid and exit code.
@@ -192,11 +204,12 @@ class Agent(LocalElasticAgent):
     def __init__(
         self,
         meeting: Meeting,
+        signals: AgentSignals,
         command: Sequence[str],
-        count: int,
         address: str,
         restarts: int,
         saving: int,
+        timeout: float,
         logs: str,
         ended: Callable[[Sequence[int]], int | None],
         spared: Callable[[int, int], bool],
@@ -204,7 +217,7 @@ class Agent(LocalElasticAgent):
         program, *words = bound([sys.executable, *command])
         spec = WorkerSpec(
             role="node",
-            local_world_size=count,
+            local_world_size=meeting.count,
             entrypoint=program,
             args=tuple(words),
             rdzv_handler=meeting,
@@ -212,9 +225,10 @@ class Agent(LocalElasticAgent):
             monitor_interval=0.1,
             local_addr=address,
         )
-        kept = DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, count), Std.ALL))
+        kept = DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, meeting.count), Std.ALL))
         super().__init__(spec, kept, shutdown_timeout=saving)
-        self._meeting, self._ended, self._spared = meeting, ended, spared
+        self._meeting, self._signals, self._ended, self._spared = meeting, signals, ended, spared
+        self._brief = min(30.0, timeout / 2)
         self._all_spared = False
         self.failures: Mapping[int, ProcessFailure] = {}
         """The processes whose failure ends this node, by rank."""
@@ -231,12 +245,34 @@ class Agent(LocalElasticAgent):
         os.environ[START_VARIABLE] = f"trainers of start {self._meeting.round}"  # they inherit it
         self._remaining_restarts = worker_group.spec.max_restarts - self._meeting.round
 
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Numbers this node's processes. torch's own way asks the store for what each agent writes after the
+        rendezvous, and waits there, in compiled code, for one that has ended since."""
+        first, size = sum(self._meeting.counts[:group_rank]), sum(self._meeting.counts)
+        return [Worker(each, first + each, first + each, size, size) for each in range(spec.local_world_size)]
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._signals.started(self.running)
         started: dict[int, Any] = super()._start_workers(worker_group)
         lost: set[int] = set()
-        for handler in cast(SubprocessContext, self._pcontext).subprocess_handlers.values():
+        context = cast(SubprocessContext, self._pcontext)
+        context.close = partial(self._close, context.close)  # type: ignore[method-assign]
+        for handler in context.subprocess_handlers.values():
             self._spare(handler.proc, lost, len(started))
         return started
+
+    def _close(
+        self, close: Callable[..., None], number: signal.Signals | None = None, seconds: float | None = None
+    ) -> None:
+        """Stops all processes. Without `seconds`, as where one has failed, they have less than torch gives them."""
+        with self._signals.stopping():
+            close(number, self._brief if seconds is None else seconds)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._shutdown(timeout=self._brief)  # type: ignore[arg-type]  # an int by torch's words alone
+        self._signals.raise_late()
 
     def _spare(self, process: Any, lost: set[int], count: int) -> None:  # torch's own class of processes
         """Makes `process.poll` report exit code 0 for a process that the run goes on without."""

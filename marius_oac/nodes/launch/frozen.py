@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from marius_oac.runtime.workers import join
+
 _LOOKS = 8
 """Within `timeout`."""
 
@@ -33,12 +35,12 @@ def repeated(call: Callable[[], object], seconds: float, name: str) -> Iterator[
             call()
 
     thread = threading.Thread(target=run, name=name)
-    thread.start()
     try:
+        thread.start()
         yield
     finally:
         ended.set()
-        thread.join()
+        join(thread)
 
 
 class Watched:

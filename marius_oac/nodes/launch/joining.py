@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -25,7 +26,7 @@ from marius_oac.runtime.machine.peer_memory import may_read
 _READY = "MARIUS_OAC_READY"  # environment variable: the descriptor to write to
 _READS = b"2"
 _LINES = 10  # of a failed process's output that are shown
-PATIENCE = 20.0  # seconds that they have to end when the first process does
+PATIENCE = 20.0  # seconds that they have to end, all together, when the first process does
 
 
 def say_ready() -> None:
@@ -117,6 +118,10 @@ class Joining:
                 raise ChildProcessError(f"trainer {rank} has not started: {last[0]}")
         return all(each.ready for each in self._joiners.values())
 
+    def late(self) -> list[int]:
+        """The processes that have not said yet that they are ready; called by any thread."""
+        return [each.process.pid for each in list(self._joiners.values()) if not each.ready]
+
     def end(self, ranks: Sequence[int]) -> None:
         """Ends processes that have not joined."""
         for rank in ranks:
@@ -125,17 +130,18 @@ class Joining:
 
     def left(self, count: int) -> None:
         """Called after a change: those with a rank of `count` and more have left, and end."""
+        until = time.monotonic() + PATIENCE
         for rank in [each for each in self._joiners if each >= count]:
-            self._reap(rank, self._joiners.pop(rank))
+            self._reap(rank, self._joiners.pop(rank), until)
 
     def close(self, count: int) -> None:
         """Ends those that have not become one of `count` trainers, and waits for all."""
         self.end([rank for rank in self._joiners if rank >= count])
         self.left(0)
 
-    def _reap(self, rank: int, joiner: _Joiner) -> None:
+    def _reap(self, rank: int, joiner: _Joiner, until: float) -> None:
         try:
-            code = joiner.process.wait(PATIENCE)
+            code = joiner.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             joiner.process.kill()
             code = joiner.process.wait()

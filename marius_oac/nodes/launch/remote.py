@@ -75,6 +75,7 @@ def reach(
     return [*ssh, f"cd {shlex.quote(folder)} && exec {shlex.join(there)}"]
 
 
+_TERMINATED = 2.0  # seconds that ssh or srun has to end by SIGTERM
 _LAST_WORDS = 5.0  # seconds in which output is awaited of what may have outlived all commands
 
 
@@ -134,27 +135,40 @@ def start(each: Sequence[tuple[str, Sequence[str]]], secret: str, timeout: float
         return [one.process.pid for one in list(started) if one.process.returncode is None]
 
     try:
-        for name, command in each:
-            show = subprocess.PIPE if started else None
-            try:
-                process = subprocess.Popen(
-                    command, bufsize=0, stdin=subprocess.PIPE, stdout=show, stderr=show, start_new_session=True
-                )
-            except FileNotFoundError:
-                raise InputError(f"there is no {command[0]} here to start it with", f"node {name}") from None
-            started.append(_Started(name, process))
-            started[-1].write(f"{secret}\n".encode())
         with repeated(renew, timeout / 4, "leases"), frozen_end(running, timeout):
+            for name, command in each:
+                one = _started(name, command, subprocess.PIPE if started else None)
+                one.write(f"{secret}\n".encode())
+                started.append(one)
             return _Watch(started).until_all_have_ended()
     finally:
         for one in started:
             one.write(None)
-            if one.process.poll() is None:
-                one.process.terminate()
-            one.process.wait()
+            _end(one.process)
             for stream in (one.process.stdout, one.process.stderr):
                 if stream is not None:
                     stream.close()
+
+
+def _started(name: str, command: Sequence[str], show: int | None) -> _Started:
+    try:
+        process = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=show, stderr=show, start_new_session=True
+        )
+    except FileNotFoundError:
+        raise InputError(f"there is no {command[0]} here to start it with", f"node {name}") from None
+    return _Started(name, process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends ssh or srun; one that is stopped (SIGSTOP) hears nothing, and is killed."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_TERMINATED)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def end_of(code: int) -> tuple[int, str]:

@@ -30,6 +30,7 @@ from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.closing import Abortable
+from marius_oac.runtime.workers import join
 
 LOOPBACK = "127.0.0.1"
 _CHUNK = 64 << 10
@@ -109,7 +110,16 @@ class _Tunnel(Abortable, Generic[Key]):
         self._forwarders: set[threading.Thread] = set()
         self._over = False
         self._receiver = threading.Thread(target=self._receive, name="tunnel")
-        self._receiver.start()
+
+    def _start(self, *others: threading.Thread) -> None:
+        """Starts the threads, or closes this end again."""
+        try:
+            for thread in (self._receiver, *others):
+                thread.start()
+        except BaseException:
+            self.abort()
+            self.close()
+            raise
 
     def abort(self) -> None:
         """Ends the connection to the other nodes, so that `close` does not wait for them."""
@@ -119,7 +129,7 @@ class _Tunnel(Abortable, Generic[Key]):
         """Cuts all connections, and waits for the threads to end."""
         self._finish()
         self._endpoint.close()
-        self._receiver.join()
+        join(self._receiver)
         with self._lock:
             forwarders = list(self._forwarders)
         for forwarder in forwarders:
@@ -233,6 +243,7 @@ class StoreGate(_Tunnel[tuple[int, int]]):
         self._store, self._log, self._gone = store, log, gone
         self.address = self._server.address
         super().__init__(self._server)
+        self._start()
 
     def close(self) -> None:
         """Closes as `_Tunnel.close` does, then logs refused strangers."""
@@ -313,12 +324,12 @@ class StoreProxy(_Tunnel[int]):
             raise
         self._acceptor = threading.Thread(target=self._accept, name="tunnel, accepting")
         super().__init__(self._client)
-        self._acceptor.start()
+        self._start(self._acceptor)
 
     def close(self) -> None:
         """Stops listening, then closes as `_Tunnel.close` does."""
         self._finish()
-        self._acceptor.join()
+        join(self._acceptor)
         self._listener.close()
         super().close()
 

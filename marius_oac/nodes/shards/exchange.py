@@ -41,6 +41,7 @@ from marius_oac.nodes.transport.messages import Malformed, Message, array, parse
 from marius_oac.nodes.transport.receiver import Receiver
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.rows import RowExchange, RowSource
+from marius_oac.runtime.workers import join
 from marius_oac.storage.backing import IN_MEMORY, Backing
 from marius_oac.storage.contract import RowLayout
 from marius_oac.types import Plan, present
@@ -242,9 +243,13 @@ class RemoteSource(RowSource):
         self._over[node].wait(seconds)
 
     def __enter__(self) -> RemoteSource:
-        self._receiving.start()
-        if self.reconcile is not None:
-            self._reconciling.start()
+        try:
+            self._receiving.start()
+            if self.reconcile is not None:
+                self._reconciling.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -252,6 +257,6 @@ class RemoteSource(RowSource):
             if self._reconciling.is_alive():
                 stack.callback(self._reconciling.join)
                 stack.callback(self._to_reconcile.put, None)  # after the receiving thread, which puts others
-            stack.callback(self._receiving.join)
+            stack.callback(join, self._receiving)
             for connection in reversed(self.connections):
                 stack.callback(connection.close)

@@ -16,6 +16,7 @@ import torch
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Client
 from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.signals import wait_for
 
 Reply = TypeVar("Reply", bound=messages.OfRequest)
 
@@ -36,10 +37,10 @@ class Waiter:
     def _wait(self, ready: Callable[[], Any], seconds: float | None = None) -> bool:
         """Waits, for so many seconds at most; returns whether it is ready."""
         with self._changed:
-            found = self._changed.wait_for(lambda: self._error is not None or ready(), seconds)
+            found = wait_for(self._changed, lambda: self._error is not None or ready(), seconds)
             if self._error is not None:
                 raise self._error
-            return bool(found)
+            return found
 
 
 class SyncConnections:

@@ -26,6 +26,7 @@ from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Frames, Server, nonsense
 from marius_oac.nodes.transport.messages import Malformed, Message, parse
 from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.workers import join
 
 
 class ShardServer:
@@ -187,14 +188,18 @@ class ShardServer:
                 raise
 
     def __enter__(self) -> ShardServer:
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         with ExitStack() as stack:  # no thread is left even if an endpoint can't be closed
             for thread in reversed(self._threads):
-                stack.callback(thread.join)
+                stack.callback(join, thread)
             for endpoint in reversed(self._endpoints):
                 stack.callback(_close, endpoint)
 

@@ -28,6 +28,7 @@ from marius_oac.nodes.shards.shard import Out
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.messages import Malformed
 from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.workers import join
 from marius_oac.types import present
 
 _Span = tuple[int, int]  # visit, number
@@ -132,14 +133,18 @@ class SpanServer:
 
     def __enter__(self) -> SpanServer:
         self._server.spans = self.ask
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        join(self._thread)
         self._own.close()
 
 

@@ -37,7 +37,13 @@ class Keeper:
                 ending = threading.Event()
                 thread = threading.Thread(target=self._run, args=(ending,), name="transport")
                 self._thread = thread, ending
-                thread.start()
+                try:
+                    thread.start()
+                except BaseException:  # also a signal's: the thread may run already
+                    ending.set()
+                    self._thread = None
+                    del self._kept[id(endpoint)]
+                    raise
 
     def remove(self, endpoint: Kept) -> None:
         """Looks after it no more; that of an endpoint that is not looked after does nothing."""

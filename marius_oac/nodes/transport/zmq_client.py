@@ -86,11 +86,11 @@ class ZmqClient(ZmqEndpoint, Client):
             while not self._connect(deadline):
                 self._socket.close(0)
                 self._socket = self._open()
+            self._poll.register(self._socket, select.POLLIN)
+            KEEPER.add(self)
         except BaseException:
             self._release(0)
             raise
-        self._poll.register(self._socket, select.POLLIN)
-        KEEPER.add(self)
 
     def send(self, frames: Frames) -> None:
         """See `Client.send`."""

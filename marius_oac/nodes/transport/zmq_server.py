@@ -82,12 +82,15 @@ class ZmqServer(ZmqEndpoint, Server):
         self._visitors = Visitors(self._socket, self._gate, self._refusals, most, patience)
         try:
             self._listen(endpoint)
+            self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+            KEEPER.add(self)
         except zmq.ZMQError as error:
             self._release(0)
             why = zmq.strerror(error.errno or 0)
             raise InputError(f"can't listen at {address}: {why}", where=f"node {name}") from None
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
-        KEEPER.add(self)
+        except BaseException:
+            self._release(0)
+            raise
 
     def _listen(self, endpoint: str) -> None:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

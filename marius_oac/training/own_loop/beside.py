@@ -7,6 +7,7 @@ import threading
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runtime.channel import Channel
+from marius_oac.runtime.signals import wait_for
 from marius_oac.runtime.workers import Workers
 from marius_oac.training.own_loop.hand_over import HandOver
 from marius_oac.training.own_loop.pipeline import OpenBatch
@@ -60,7 +61,7 @@ class Beside:
     def wait_until_written(self, until: int) -> bool:
         """Waits until every batch before `until` is in the store. Returns whether they are."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._written >= until)
+            wait_for(self._changed, lambda: self._ended or self._written >= until)
             return self._written >= until
 
     def end(self) -> None:

@@ -12,6 +12,7 @@ import threading
 from typing import Generic, TypeVar
 
 from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.signals import wait_for
 
 Item = TypeVar("Item")
 
@@ -45,7 +46,7 @@ class HandOver(Generic[Item]):
     def take(self) -> Item | None:
         """Waits for the next batch, which the caller must hand back. None: no more come."""
         with self._changed:
-            self._changed.wait_for(self._has_news)
+            wait_for(self._changed, self._has_news)
             if self._aborted or self._ended or self._draining:
                 return None
             self._taken = True

@@ -1,0 +1,159 @@
+"""Signals at an agent: what comes more than once is one request, and only the first interrupts."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from marius_oac.nodes.launch import agent_signals
+from marius_oac.nodes.launch.agent import LocalProcesses, run
+from marius_oac.nodes.launch.agent_signals import AgentSignals
+from marius_oac.nodes.launch.remote import _end
+from marius_oac.runtime.signals import STOPPING, StopSignal
+from tests.threads import PATIENCE
+
+TRAINER = """
+import sys, threading
+from pathlib import Path
+from marius_oac.runtime.signals import stop_on_interrupt, stopped_by_signals
+
+folder, asked = Path(sys.argv[1]), threading.Event()
+try:
+    with stopped_by_signals() as requests, stop_on_interrupt(asked.set):
+        (folder / "ready").touch()
+        while not asked.wait(0.01):
+            pass
+        (folder / "asked").touch()
+        while not (folder / "all sent").exists():  # saves a checkpoint
+            asked.clear()
+            asked.wait(0.01)
+        (folder / "saved").touch()
+    sys.exit(128 + requests.first)
+except KeyboardInterrupt:
+    (folder / "stopped at once").touch()
+    sys.exit(1)
+"""
+
+
+def sent(folder, signals):
+    """Sends these to this process when its trainer is ready, the others after it has heard the first."""
+    for number, file in zip(signals, ("ready", *["asked"] * len(signals)), strict=False):
+        end = time.monotonic() + PATIENCE
+        while not (folder / file).exists():
+            assert time.monotonic() < end
+        os.kill(os.getpid(), number)
+    (folder / "all sent").touch()
+
+
+@pytest.fixture
+def untouched():
+    before = [signal.getsignal(number) for number in STOPPING]
+    yield
+    assert [signal.getsignal(number) for number in STOPPING] == before
+
+
+@pytest.mark.parametrize("number, times", [(signal.SIGINT, 2), (signal.SIGHUP, 2), (signal.SIGTERM, 3)])
+def test_a_signal_that_comes_more_than_once_leaves_time_for_the_checkpoint(tmp_path, untouched, number, times):
+    """As from a closing terminal, or from the launcher, the guard and a cluster manager."""
+    sender = threading.Thread(target=sent, args=(tmp_path, [number] * times))
+    sender.start()
+    assert run(LocalProcesses(["-c", TRAINER, str(tmp_path)], ["a"], "secret")) == 128 + number
+    sender.join()
+    assert (tmp_path / "saved").exists() and not (tmp_path / "stopped at once").exists()
+
+
+def test_a_second_request_stops_at_once(tmp_path, untouched):
+    sender = threading.Thread(target=sent, args=(tmp_path, [signal.SIGTERM, signal.SIGINT]))
+    sender.start()
+    assert run(LocalProcesses(["-c", TRAINER, str(tmp_path)], ["a"], "secret")) == 143
+    sender.join()
+    assert (tmp_path / "stopped at once").exists()
+
+
+def test_processes_inherit_that_a_hangup_is_ignored():
+    """`nohup`."""
+    ignores = "import signal, sys; sys.exit(signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(LocalProcesses(["-c", ignores], ["a"], "secret")) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def signals(untouched, monkeypatch):
+    """With one process group, 7, and what was sent to it; the same signal is never the same request."""
+    monkeypatch.setattr("marius_oac.runtime.signals.SAME_SECONDS", 0.0)
+    passed_on = []
+    monkeypatch.setattr(agent_signals.os, "killpg", lambda group, number: passed_on.append((group, number)))
+    with AgentSignals().handled() as made:
+        made.passed_on = passed_on
+        yield made
+
+
+def come(number):
+    signal.raise_signal(number)
+
+
+def test_until_processes_are_started_a_signal_is_the_commands(signals):
+    with pytest.raises(KeyboardInterrupt) as raised:
+        come(signal.SIGINT)
+    assert raised.type is KeyboardInterrupt
+    with pytest.raises(StopSignal, match="SIGTERM"):
+        come(signal.SIGTERM)
+    assert signals.passed_on == []
+
+
+def test_the_first_interrupts_and_others_are_passed_on(signals):
+    signals.started(lambda: [7, 8])
+    with pytest.raises(SignalException) as raised:
+        come(signal.SIGHUP)
+    assert raised.value.sigval == signal.SIGHUP and signals.passed_on == []
+    come(signal.SIGINT)
+    come(signal.SIGTERM)
+    assert signals.passed_on == [(7, 2), (8, 2), (7, 15), (8, 15)]
+    signals.raise_late()  # the first was raised
+
+
+def test_one_that_comes_while_processes_are_stopped_is_passed_on_and_raised_afterwards(signals):
+    signals.started(lambda: [7])
+    with signals.stopping():
+        with signals.stopping():
+            pass
+        come(signal.SIGTERM)
+    assert signals.passed_on == [(7, 15)]
+    with pytest.raises(SignalException) as raised:
+        signals.raise_late()
+    assert raised.value.sigval == signal.SIGTERM
+
+
+def test_when_all_have_ended_the_first_does_nothing(signals):
+    signals.started(list)
+    signals.ended()
+    come(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        come(signal.SIGINT)
+
+
+def test_a_process_that_has_ended_meanwhile_gets_nothing(signals, monkeypatch):
+    def gone(group, number):
+        raise ProcessLookupError
+
+    monkeypatch.setattr(agent_signals.os, "killpg", gone)
+    signals.started(lambda: [7])
+    with signals.stopping():
+        come(signal.SIGTERM)
+
+
+def test_an_ssh_that_is_stopped_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("marius_oac.nodes.launch.remote._TERMINATED", 0.2)
+    process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 19)"])
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    _end(process)
+    assert process.returncode == -signal.SIGKILL
