@@ -195,15 +195,6 @@ def test_a_guard_without_a_launcher_starts_nothing():
     assert (done.returncode, done.stdout) == (1, b"")
 
 
-def test_a_guard_that_hears_nothing_of_its_launcher_stops_its_command():
-    """Also one whose launcher was stopped before it could say that it is there."""
-    command = [*GUARD[:-1], "0.3", "sleep", "600"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        process.stdin.write(b"secret\n")
-        process.stdin.flush()
-        assert process.wait(PATIENCE) == 143
-
-
 HEARD = """
 import signal
 signal.signal(signal.SIGTERM, lambda number, frame: print("heard", flush=True))

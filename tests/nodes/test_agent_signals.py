@@ -6,14 +6,17 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from marius_oac.nodes.launch import agent_signals
+from marius_oac.nodes.launch import agent, agent_signals
 from marius_oac.nodes.launch.agent import LocalProcesses, run
 from marius_oac.nodes.launch.agent_signals import AgentSignals
-from marius_oac.nodes.launch.remote import _end
+from marius_oac.nodes.launch.guard import ALIVE
+from marius_oac.nodes.launch.remote import _end, start
 from marius_oac.runtime.signals import STOPPING, StopSignal
 from tests.threads import PATIENCE
 
@@ -29,9 +32,10 @@ try:
         while not asked.wait(0.01):
             pass
         (folder / "asked").touch()
+        asked.clear()
         while not (folder / "all sent").exists():  # saves a checkpoint
-            asked.clear()
             asked.wait(0.01)
+        asked.wait(0.2)
         (folder / "saved").touch()
     sys.exit(128 + requests.first)
 except KeyboardInterrupt:
@@ -39,15 +43,19 @@ except KeyboardInterrupt:
     sys.exit(1)
 """
 
+SAID = b"secret\n" + ALIVE
 
-def sent(folder, signals):
-    """Sends these to this process when its trainer is ready, the others after it has heard the first."""
+
+def sent(folder, signals, last=True):
+    """Sends these to this process when its trainer is ready, the others after it has heard the first. `last`: no other
+    comes, and the trainer may end."""
     for number, file in zip(signals, ("ready", *["asked"] * len(signals)), strict=False):
         end = time.monotonic() + PATIENCE
         while not (folder / file).exists():
             assert time.monotonic() < end
         os.kill(os.getpid(), number)
-    (folder / "all sent").touch()
+    if last:
+        (folder / "all sent").touch()
 
 
 @pytest.fixture
@@ -68,7 +76,7 @@ def test_a_signal_that_comes_more_than_once_leaves_time_for_the_checkpoint(tmp_p
 
 
 def test_a_second_request_stops_at_once(tmp_path, untouched):
-    sender = threading.Thread(target=sent, args=(tmp_path, [signal.SIGTERM, signal.SIGINT]))
+    sender = threading.Thread(target=sent, args=(tmp_path, [signal.SIGTERM, signal.SIGINT], False))
     sender.start()
     assert run(LocalProcesses(["-c", TRAINER, str(tmp_path)], ["a"], "secret")) == 143
     sender.join()
@@ -84,6 +92,31 @@ def test_processes_inherit_that_a_hangup_is_ignored():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_that_comes_when_all_is_over_changes_nothing(monkeypatch, untouched):
+    """While the store is closed, which may take a while where another node is frozen."""
+
+    @contextmanager
+    def closes(*given):
+        with agent.store_of.before(*given) as store:
+            yield store
+        come(signal.SIGTERM)
+
+    closes.before = agent.store_of
+    monkeypatch.setattr(agent, "store_of", closes)
+    assert run(LocalProcesses(["-c", ""], ["a"], "secret")) == 0
+
+
+def test_the_first_nodes_store_is_never_another_nodes(monkeypatch, untouched):
+    """An error of the store that this process keeps is a defect."""
+
+    def broken(self):
+        raise DistError("broken")
+
+    monkeypatch.setattr("marius_oac.nodes.launch.elastic.Meeting.next_rendezvous", broken)
+    with pytest.raises(DistError, match="broken"):
+        run(LocalProcesses(["-c", ""], ["a"], "secret"))
 
 
 @pytest.fixture
@@ -157,3 +190,9 @@ def test_an_ssh_that_is_stopped_is_not_waited_for(monkeypatch):
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     _end(process)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_guard_hears_with_the_secret_that_its_launcher_is_there():
+    """The launcher may be stopped right after it has sent the secret."""
+    said = f"import os, sys; sys.exit(os.read(0, 99)[: len({SAID!r})] != {SAID!r})"
+    assert start([("a", [sys.executable, "-S", "-c", said])], "secret", 3600.0) == 0

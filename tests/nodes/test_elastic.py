@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.launch.agent import LOST, exit_code_of, listen
@@ -106,3 +107,15 @@ def test_processes_that_another_one_takes_along_have_less_time_than_those_that_s
     agent._stop_workers(agent._worker_group)
     agent._shutdown(signal.SIGINT, 600)
     assert calls == [(None, 4.0), (signal.SIGTERM, 4.0), (signal.SIGINT, 600)]
+
+
+def test_a_request_that_comes_while_processes_are_stopped_to_start_again_ends_the_run(agents):
+    agent = agents[0]
+    heard = agent._signals
+    agent._pcontext = SimpleNamespace(
+        close=lambda *given: agent._close(lambda *each: signal.raise_signal(signal.SIGTERM), *given)
+    )
+    heard.started(list)
+    with heard.handled(), pytest.raises(SignalException) as raised:
+        agent._stop_workers(agent._worker_group)
+    assert raised.traceback[-2].name == "raise_late"

@@ -129,3 +129,14 @@ def test_one_that_is_stopped_before_it_is_ready_is_not_waited_for(tmp_path, does
         while not made.wait(0.01):
             pass
     assert made.late() == []
+
+
+def test_those_that_leave_may_take_a_moment(tmp_path, does):
+    does(READY + "sleep 0.3; exit 3\n")
+    made = Joining(tmp_path)
+    made.start(range(2, 3), 3, "change-1")
+    while not made.wait(0.01):
+        pass
+    leaves = made._joiners[2].process
+    made.left(2)
+    assert leaves.returncode == 3

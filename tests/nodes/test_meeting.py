@@ -4,7 +4,9 @@ import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -205,3 +207,15 @@ def test_the_first_nodes_agent_may_be_gone(meetings):
         meeting = Meeting(Gone(), NODES, 1, 60.0, met=lambda met=met: met)
         assert meeting.num_nodes_waiting() == int(not met)
         meeting.leave(0)
+
+
+def test_the_first_node_may_end_between_its_port_and_its_store(monkeypatch):
+    def gone(*given, **options):
+        raise dist.DistNetworkError("closed\nby it")
+
+    monkeypatch.setattr(agent, "_store_proxy", lambda *given: nullcontext(SimpleNamespace(port=1)))
+    monkeypatch.setattr(dist, "TCPStore", gone)
+    about = LocalProcesses(["x"], ["b"], "secret", nodes=["a", "b"], index=1)
+    why = "node a: its agent, which serves the rendezvous, has ended: closed$"
+    with pytest.raises(NodeLost, match=why), store_of(about):
+        pass

@@ -203,7 +203,9 @@ def quickly(tmp_path_factory, monkeypatch):
     Changes.tmp = tmp_path_factory
 
 
-def test_each_kind_of_request_once(quickly):
+def test_each_kind_of_request_once(quickly, monkeypatch):
+    watched, frozen_end = [], scaling.frozen_end
+    monkeypatch.setattr(scaling, "frozen_end", lambda *given: watched.append(given) or frozen_end(*given))
     made = Changes()
     made.begin(2)
     try:
@@ -211,6 +213,7 @@ def test_each_kind_of_request_once(quickly):
             made.joining.reads = looks == 0
             made.ask(trainers, looks, fails)
             made.boundary(in_memory=not fails, stops=looks > 0)
+        assert watched == [(made.joining.late, made.members[0].place.cluster.timeout)] * 3
         assert len(made.joining.starts) == 3  # the last one starts nobody; what was asked before the run, nothing
         made.ask(4, 0, False)  # those who joined before have left
         made.boundary(in_memory=True, stops=False)

@@ -3,11 +3,11 @@
 `python -m marius_oac.nodes.launch.guard TIMEOUT COMMAND...` runs it.
 
 The first line of standard input is the run's secret, which therefore appears on no command line. After it come single
-bytes: `ALIVE`, each quarter of `TIMEOUT` seconds, and `STOP`. That, silence for `TIMEOUT`, and the end of the input ask
-the command to stop: the first time with SIGTERM, then with SIGINT. ssh passes on no signals, but closes the input when
-it ends, for whatever reason. So what a launcher started elsewhere ends with the launcher, or with the way to it. A
-cluster manager's SIGTERM to every process of a node reaches a trainer several times: all are SIGTERM, so that they are
-one request (`runtime/signals.py`).
+bytes: `ALIVE`, each quarter of `TIMEOUT` seconds, and `STOP`. That, silence for `TIMEOUT` after an `ALIVE`, and the end
+of the input ask the command to stop: the first time with SIGTERM, then with SIGINT. ssh passes on no signals, but
+closes the input when it ends, for whatever reason. So what a launcher started elsewhere ends with the launcher, or with
+the way to it. A cluster manager's SIGTERM to every process of a node reaches a trainer several times: all are SIGTERM,
+so that they are one request (`runtime/signals.py`).
 
 Guarantees: the command has ended when this process ends, and is killed with it (`parent.py`). Its exit code is passed
 on. A command that does not stop in time, or is frozen (`frozen.py`), is killed. Without a first line nothing is
@@ -59,7 +59,7 @@ def main(timeout: float, command: Sequence[str]) -> int:
 def _watch(process: subprocess.Popen[bytes], timeout: float) -> None:
     """Returns when the process has ended, or has not stopped in time."""
     deadline: float | None = None
-    lease = time.monotonic() + timeout
+    lease: float | None = None
     asking = iter((signal.SIGTERM, signal.SIGINT))
     ended = os.pidfd_open(process.pid)
     with selectors.DefaultSelector() as selector, woken_by_signals(selector) as bell:
@@ -82,8 +82,8 @@ def _watch(process: subprocess.Popen[bytes], timeout: float) -> None:
     os.close(ended)
 
 
-def _left(until: float) -> float:
-    return max(0.0, until - time.monotonic())
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())
 
 
 if __name__ == "__main__":

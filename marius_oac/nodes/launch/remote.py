@@ -138,7 +138,7 @@ def start(each: Sequence[tuple[str, Sequence[str]]], secret: str, timeout: float
         with repeated(renew, timeout / 4, "leases"), frozen_end(running, timeout):
             for name, command in each:
                 one = _started(name, command, subprocess.PIPE if started else None)
-                one.write(f"{secret}\n".encode())
+                one.write(f"{secret}\n".encode() + ALIVE)  # at once: this process may be stopped in between
                 started.append(one)
             return _Watch(started).until_all_have_ended()
     finally:
