@@ -63,32 +63,57 @@ def test_a_signal_that_another_thread_gets_ends_the_wait(seconds):
     assert (process.returncode, out) == (0, "heard\n")
 
 
-STOPPED = """
-import os, signal, sys, threading
-from marius_oac.runtime.signals import wait_for
+HEARS = """
+import signal, threading
 
-heard, release = [], threading.Event()
-others = [threading.Thread(target=release.wait) for _ in range(20)]
-for each in others:
-    each.start()
-signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-changed = threading.Condition()
-with changed:
-    print("waits", flush=True)
-    wait_for(changed, lambda: heard)
+release = threading.Event()
+other = threading.Thread(target=release.wait)
+other.start()
+heard = []
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # so the other thread gets it
+{waits}
 release.set()
 """
+HEARING = {
+    "a condition": """
+from marius_oac.runtime.signals import wait_for
+signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+print("waits", flush=True)
+changed = threading.Condition()
+with changed:
+    wait_for(changed, lambda: heard)""",
+    "workers": """
+from marius_oac.runtime.workers import Workers
+signal.signal(signal.SIGTERM, lambda number, frame: release.set())
+print("waits", flush=True)
+with Workers(release.set) as workers:
+    workers.start("waits", 1, release.wait, lambda: None)
+    workers.join()""",
+    "requests to nodes": """
+from marius_oac.nodes.shards.pending_requests import Waiter
+signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+print("waits", flush=True)
+Waiter()._wait(lambda: heard)""",
+    "a batch for a loop": """
+from marius_oac.training.own_loop.hand_over import HandOver
+hand_over = HandOver()
+signal.signal(signal.SIGTERM, lambda number, frame: threading.Thread(target=hand_over.abort).start())
+print("waits", flush=True)
+hand_over.take()""",
+}
 
 
-def test_a_signal_that_came_while_the_process_was_stopped_is_heard():
-    """Any of its threads may get it then, and the main thread sleeps on."""
-    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize("what", HEARING)
+def test_a_signal_that_another_thread_gets_is_heard_by_who_waits_for_a_thread(what):
+    """Any thread may get one that came while the process was stopped (SIGSTOP), and the main thread sleeps on."""
+    code = HEARS.replace("{waits}", HEARING[what])
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "waits\n"
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(30) == 0
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_what_is_waited_for_is_waited_for_as_long_as_given():
