@@ -18,7 +18,7 @@ from marius_oac.runtime.signals import wait_for
 
 
 def join(thread: threading.Thread) -> None:
-    """Waits for a thread to end. One that has not started is not waited for: a signal may interrupt `Thread.start`."""
+    """Waits for a thread to end. One that does not run yet is not waited for: a signal may interrupt `Thread.start`."""
     if thread.is_alive():
         thread.join()
 

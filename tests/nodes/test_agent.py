@@ -195,6 +195,13 @@ def test_a_guard_without_a_launcher_starts_nothing():
     assert (done.returncode, done.stdout) == (1, b"")
 
 
+PATIENT_GUARD = """
+import sys
+from marius_oac.nodes.launch import guard
+from marius_oac.runtime import signals
+signals.SAME_SECONDS = 60.0
+sys.exit(guard.main(60.0, sys.argv[1:]))
+"""
 HEARD = """
 import signal
 signal.signal(signal.SIGTERM, lambda number, frame: print("heard", flush=True))
@@ -205,7 +212,7 @@ while True:
 
 
 def test_a_guard_passes_a_request_on_once():
-    command = [*GUARD, sys.executable, "-c", HEARD]
+    command = [sys.executable, "-c", PATIENT_GUARD, sys.executable, "-c", HEARD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         process.stdin.write("secret\n")
         process.stdin.flush()

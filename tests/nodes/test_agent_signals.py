@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -10,14 +9,15 @@ from contextlib import contextmanager
 
 import pytest
 from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from marius_oac.nodes.launch import agent, agent_signals
 from marius_oac.nodes.launch.agent import LocalProcesses, run
 from marius_oac.nodes.launch.agent_signals import AgentSignals
 from marius_oac.nodes.launch.guard import ALIVE
-from marius_oac.nodes.launch.remote import _end, start
-from marius_oac.runtime.signals import STOPPING, StopSignal
+from marius_oac.nodes.launch.remote import _end, _launched, start
+from marius_oac.runtime.signals import SAME_SECONDS, STOPPING, StopSignal
 from tests.threads import PATIENCE
 
 TRAINER = """
@@ -53,6 +53,9 @@ def sent(folder, signals, last=True):
         end = time.monotonic() + PATIENCE
         while not (folder / file).exists():
             assert time.monotonic() < end
+            threading.Event().wait(0.01)
+        if file == "asked" and number == signals[0]:
+            threading.Event().wait(SAME_SECONDS + 0.1)  # for the trainer it would be another request
         os.kill(os.getpid(), number)
     if last:
         (folder / "all sent").touch()
@@ -66,8 +69,11 @@ def untouched():
 
 
 @pytest.mark.parametrize("number, times", [(signal.SIGINT, 2), (signal.SIGHUP, 2), (signal.SIGTERM, 3)])
-def test_a_signal_that_comes_more_than_once_leaves_time_for_the_checkpoint(tmp_path, untouched, number, times):
+def test_a_signal_that_comes_more_than_once_leaves_time_for_the_checkpoint(
+    tmp_path, untouched, monkeypatch, number, times
+):
     """As from a closing terminal, or from the launcher, the guard and a cluster manager."""
+    monkeypatch.setattr("marius_oac.runtime.signals.SAME_SECONDS", 60.0)
     sender = threading.Thread(target=sent, args=(tmp_path, [number] * times))
     sender.start()
     assert run(LocalProcesses(["-c", TRAINER, str(tmp_path)], ["a"], "secret")) == 128 + number
@@ -106,6 +112,27 @@ def test_a_signal_that_comes_when_all_is_over_changes_nothing(monkeypatch, untou
     closes.before = agent.store_of
     monkeypatch.setattr(agent, "store_of", closes)
     assert run(LocalProcesses(["-c", ""], ["a"], "secret")) == 0
+
+
+def test_a_signal_that_comes_when_all_have_ended_changes_nothing(monkeypatch, untouched):
+    """While torch's agent and the rendezvous are told."""
+    monkeypatch.setattr(
+        "torch.distributed.elastic.agent.server.api.SimpleElasticAgent._record_worker_events",
+        lambda *given: come(signal.SIGTERM),
+    )
+    assert run(LocalProcesses(["-c", ""], ["a"], "secret")) == 0
+
+
+def test_a_signal_that_comes_while_processes_are_started_waits_until_they_can_be_stopped(monkeypatch, untouched):
+    start_workers = LocalElasticAgent._start_workers
+
+    def starts(self, group):
+        come(signal.SIGTERM)
+        return start_workers(self, group)
+
+    monkeypatch.setattr(LocalElasticAgent, "_start_workers", starts)
+    waits = "import signal; signal.pause()"
+    assert run(LocalProcesses(["-c", waits], ["a"], "secret")) == 143
 
 
 def test_the_first_nodes_store_is_never_another_nodes(monkeypatch, untouched):
@@ -150,14 +177,14 @@ def test_the_first_interrupts_and_others_are_passed_on(signals):
     assert raised.value.sigval == signal.SIGHUP and signals.passed_on == []
     come(signal.SIGINT)
     come(signal.SIGTERM)
-    assert signals.passed_on == [(7, 2), (8, 2), (7, 15), (8, 15)]
+    assert signals.passed_on == [(7, 2), (8, 2), (7, 9), (8, 9)]
     signals.raise_late()  # the first was raised
 
 
 def test_one_that_comes_while_processes_are_stopped_is_passed_on_and_raised_afterwards(signals):
     signals.started(lambda: [7])
-    with signals.stopping():
-        with signals.stopping():
+    with signals.held_back():
+        with signals.held_back():
             pass
         come(signal.SIGTERM)
     assert signals.passed_on == [(7, 15)]
@@ -166,8 +193,13 @@ def test_one_that_comes_while_processes_are_stopped_is_passed_on_and_raised_afte
     assert raised.value.sigval == signal.SIGTERM
 
 
-def test_when_all_have_ended_the_first_does_nothing(signals):
+@pytest.mark.parametrize("asked", [True, False])
+def test_when_all_have_ended_the_first_does_nothing(signals, asked):
+    """Also where another one had ended them."""
     signals.started(list)
+    if asked:
+        with pytest.raises(SignalException):
+            come(signal.SIGHUP)
     signals.ended()
     come(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
@@ -180,16 +212,17 @@ def test_a_process_that_has_ended_meanwhile_gets_nothing(signals, monkeypatch):
 
     monkeypatch.setattr(agent_signals.os, "killpg", gone)
     signals.started(lambda: [7])
-    with signals.stopping():
+    with signals.held_back():
         come(signal.SIGTERM)
 
 
 def test_an_ssh_that_is_stopped_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("marius_oac.nodes.launch.remote._TERMINATED", 0.2)
-    process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 19)"])
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-    _end(process)
-    assert process.returncode == -signal.SIGKILL
+    stops, ends = "import os; os.kill(os.getpid(), 19)", "import sys; sys.stdin.read()"
+    started = [_launched(f"{code}", [sys.executable, "-c", code], None) for code in (stops, ends)]
+    os.waitid(os.P_PID, started[0].process.pid, os.WSTOPPED)
+    _end(started)
+    assert [one.process.returncode for one in started] == [-signal.SIGKILL, -signal.SIGTERM]
 
 
 def test_a_guard_hears_with_the_secret_that_its_launcher_is_there():

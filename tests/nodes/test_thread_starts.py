@@ -1,6 +1,8 @@
 """A signal that comes while a thread is started leaves no thread behind: whoever started it ends it again."""
 
 import threading
+import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -75,24 +77,46 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["it runs", "it does not"])
+def late(thread, gate):
+    """Has `start` end by a signal before the thread runs: it runs when the gate is open."""
+    runs = thread._bootstrap_inner
+
+    def run():
+        gate.wait(PATIENCE)
+        runs()
+
+    def interrupted(seconds=None):
+        raise StopSignal(15)
+
+    thread._bootstrap_inner, thread._started.wait = run, interrupted
+
+
+@pytest.mark.parametrize("when", ["it runs", "it will run", "it will not"])
 @pytest.mark.parametrize("name", STARTS)
-def test_a_thread_whose_start_is_interrupted_ends(name, runs, monkeypatch):
-    before, started = set(threading.enumerate()), []
+def test_a_thread_whose_start_is_interrupted_ends(name, when, monkeypatch):
+    before, started, gate = set(threading.enumerate()), [], threading.Event()
     start = threading.Thread.start
 
     def interrupted(thread):
-        if thread.name == name:
-            started.append(thread)
-            if runs:
-                start(thread)
-            raise StopSignal(15)
-        start(thread)
+        if thread.name != name:
+            start(thread)
+            return
+        started.append(thread)
+        if when == "it will run":
+            late(thread, gate)
+        if when != "it will not":
+            start(thread)
+        raise StopSignal(15)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(StopSignal):
         STARTS[name]()
+    gate.set()
     assert len(started) == 1
     for thread in set(threading.enumerate()) - before:
-        thread.join(PATIENCE)
+        with suppress(RuntimeError):  # its start was not waited for, which `join` takes for none
+            thread.join(PATIENCE)
+    end = time.monotonic() + PATIENCE
+    while set(threading.enumerate()) - before and time.monotonic() < end:
+        threading.Event().wait(0.01)
     assert set(threading.enumerate()) <= before

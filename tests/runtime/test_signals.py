@@ -66,44 +66,53 @@ def test_a_signal_that_another_thread_gets_ends_the_wait(seconds):
 HEARS = """
 import signal, threading
 
-release = threading.Event()
-other = threading.Thread(target=release.wait)
-other.start()
-heard = []
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # so the other thread gets it
+heard, release = [], threading.Event()
+
+
+def hear(handle):  # has another thread get the signal, and say so when this one waits
+    signal.signal(signal.SIGTERM, lambda number, frame: handle())
+    other.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def run():
+    release.wait(0.3)
+    print("waits", flush=True)
+    release.wait()
+
+
+other = threading.Thread(target=run)
 {waits}
 release.set()
 """
 HEARING = {
     "a condition": """
 from marius_oac.runtime.signals import wait_for
-signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-print("waits", flush=True)
 changed = threading.Condition()
 with changed:
+    hear(lambda: heard.append(1))
     wait_for(changed, lambda: heard)""",
     "workers": """
 from marius_oac.runtime.workers import Workers
-signal.signal(signal.SIGTERM, lambda number, frame: release.set())
-print("waits", flush=True)
 with Workers(release.set) as workers:
     workers.start("waits", 1, release.wait, lambda: None)
+    hear(release.set)
     workers.join()""",
     "requests to nodes": """
 from marius_oac.nodes.shards.pending_requests import Waiter
-signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-print("waits", flush=True)
+hear(lambda: heard.append(1))
 Waiter()._wait(lambda: heard)""",
     "a batch for a loop": """
 from marius_oac.training.own_loop.hand_over import HandOver
 hand_over = HandOver()
-signal.signal(signal.SIGTERM, lambda number, frame: threading.Thread(target=hand_over.abort).start())
-print("waits", flush=True)
+hear(lambda: threading.Thread(target=hand_over.abort).start())
 hand_over.take()""",
 }
+WHAT = [pytest.param(each, marks=[pytest.mark.slow] if each == "requests to nodes" else []) for each in HEARING]
+"""One imports torch."""
 
 
-@pytest.mark.parametrize("what", HEARING)
+@pytest.mark.parametrize("what", WHAT)
 def test_a_signal_that_another_thread_gets_is_heard_by_who_waits_for_a_thread(what):
     """Any thread may get one that came while the process was stopped (SIGSTOP), and the main thread sleeps on."""
     code = HEARS.replace("{waits}", HEARING[what])

@@ -66,7 +66,7 @@ class Heartbeat:
         self._aborted: dict[int, int] = {}
         self._aborting: deque[int] = deque()
         self._changed = threading.Condition()
-        self._leaving = self._linked = self._ended = False
+        self._leaving = self._linked = self._ended = self._begun = self._given_up = False
         if rank == 0:
             store.set("secret", secrets.token_hex(SECRET_BYTES))
         self._links = Links(rank, len(names), host, bytes.fromhex(store.get("secret").decode()), timeout)
@@ -84,8 +84,7 @@ class Heartbeat:
             self._await_neighbours()
         except BaseException:
             self.leave()
-            if self._thread.ident is None:  # it never ran
-                self._links.end()
+            self._give_up()
             raise
 
     def abort(self, slot: int) -> None:
@@ -133,7 +132,18 @@ class Heartbeat:
                 missing = ", ".join(self._names[each] for each in sorted(self._member.missing))
                 raise RuntimeError(f"no connection for heartbeats with {missing}")
 
+    def _give_up(self) -> None:
+        """Ends the links if the thread has not begun: a signal may interrupt its start."""
+        with self._changed:
+            self._given_up = not self._begun
+        if self._given_up:
+            self._links.end()
+
     def _run(self) -> None:
+        with self._changed:
+            self._begun = not self._given_up
+        if not self._begun:
+            return
         try:
             self._member.start(time.monotonic())
             while not self._member.done:

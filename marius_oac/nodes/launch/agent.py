@@ -95,7 +95,7 @@ def run(processes: LocalProcesses) -> int:
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
-        from marius_oac.nodes.launch.agent_signals import NOT_TORCHS, AgentSignals
+        from marius_oac.nodes.launch.agent_signals import LEFT_TO_US, AgentSignals
         from marius_oac.nodes.launch.elastic import Agent, Meeting
 
     elastic = logging.getLogger("torch.distributed.elastic")
@@ -108,7 +108,7 @@ def run(processes: LocalProcesses) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="marius-oac-") as logs,
         tempfile.TemporaryDirectory(prefix="marius-oac-") as told,
-        variables(ours | NOT_TORCHS | {TOLD: told}),
+        variables(ours | LEFT_TO_US | {TOLD: told}),
         _sigquit_restored(),
         AgentSignals().handled() as signals,
         store_of(processes, began) as store,

@@ -2,8 +2,8 @@
 
 Guarantees:
 - While processes run, the first request raises torch's `SignalException`: torch's agent stops the processes with that
-  signal and waits for them. A later request is passed on to them, and interrupts nothing. So is the first one while the
-  agent stops them already; it is raised afterwards (`raise_late`).
+  signal and waits for them. The second is passed on to them, and interrupts nothing. So is the first one while the
+  agent starts or stops them; it is raised afterwards (`raise_late`). The third kills them.
 - The same signal within `signals.SAME_SECONDS` is the same request, as in the processes: it comes to the agent from its
   guard, the launcher and the terminal.
 - A SIGHUP that was ignored stays so (`nohup`), also for the processes, which inherit that.
@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from marius_oac.runtime.signals import STOPPING, Requests, StopSignal, handled
 
-NOT_TORCHS = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}
+LEFT_TO_US = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}
 """Environment variables with which torch's agent leaves `STOPPING` alone."""
 
 
@@ -33,7 +33,7 @@ class AgentSignals:
         self._requests = Requests()
         self._before = {number: signal.getsignal(number) for number in STOPPING}
         self._groups: Callable[[], Sequence[int]] | None = None
-        self._stopping = self._over = False
+        self._holding = self._over = False
         self._late = 0
 
     @contextmanager
@@ -47,29 +47,30 @@ class AgentSignals:
         self._groups = groups
 
     @contextmanager
-    def stopping(self) -> Iterator[None]:
-        """Within the block, in which processes are stopped, no signal interrupts."""
-        before, self._stopping = self._stopping, True
+    def held_back(self) -> Iterator[None]:
+        """Within the block, in which processes are started or stopped, no signal interrupts."""
+        before, self._holding = self._holding, True
         try:
             yield
         finally:
-            self._stopping = before
+            self._holding = before
 
     def raise_late(self) -> None:
-        """Raises SignalException if the first request came while processes were stopped."""
+        """Raises SignalException if the first request was held back."""
         if self._late:
             self._raise(self._late)
 
     def ended(self) -> None:
         """Called when all processes have ended for good."""
-        self._over = True
+        if not self._over:
+            self._over, self._requests = True, Requests()
 
     def _handle(self, number: int, frame: object) -> None:
         if self._groups is None:
             self._as_before(number, frame)
             return
         count = self._requests.add(number)
-        if count == 1 and not self._stopping and not self._over:
+        if count == 1 and not self._holding and not self._over:
             self._raise(number)
         elif count > 1 and self._over:
             self._as_before(number, frame)
@@ -77,7 +78,7 @@ class AgentSignals:
             self._late = self._late or (number if count == 1 else 0)
             for group in self._groups():
                 with suppress(ProcessLookupError):
-                    os.killpg(group, number)
+                    os.killpg(group, number if count < 3 else signal.SIGKILL)
 
     def _raise(self, number: int) -> None:
         raise SignalException(f"stopped by {signal.Signals(number).name}", signal.Signals(number))

@@ -71,7 +71,7 @@ class Meeting(RendezvousHandler):
         self._patience, self._began, self._grace, self._met = patience, began, grace, met
         self.count = count
         self.counts: list[int] = []
-        """Of the processes of all agents, since the last rendezvous."""
+        """How many processes each agent has; set by each rendezvous."""
         self._seen: tuple[int, float] | None = None
         self.round = -1
         """The number of the last rendezvous, from 0."""
@@ -89,8 +89,8 @@ class Meeting(RendezvousHandler):
             raise InputError(STARTED_TWICE, f"node {self._nodes[self._index]}")
         self._store.set(f"{self.round}", "begun")
         self._wait()
-        every = range(len(self._nodes))
-        self.counts = [int(self._store.get(f"{self.round}/count {each}")) for each in every]  # all are there
+        keys = [f"{self.round}/count {each}" for each in range(len(self._nodes))]
+        self.counts = [int(count) for count in self._store.multi_get(keys)]  # all are there
         start = PrefixStore(f"start {self.round}", self._store)
         return RendezvousInfo(
             start, self._index, len(self._nodes), RendezvousStoreInfo(self._store.host, self._store.port)
@@ -195,7 +195,8 @@ class Agent(LocalElasticAgent):
         address: this node's.
         restarts: how often processes are started again, on all nodes together.
         saving: seconds that a process which was asked to stop may take.
-        timeout: half of it, and torch's 30 s at most, is what a process has that is stopped because another one failed.
+        timeout: half of it, and torch's 30 s at most, is what a process has that is stopped because another one failed,
+            here or on another node.
         logs: folder for the output of all processes but the first.
         ended: returns the node's exit code from those of its processes; None: they may be started again.
         spared: returns whether the run goes on without a process, from its pid and exit code.
@@ -255,19 +256,21 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._signals.started(self.running)
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        with self._signals.held_back():
+            started: dict[int, Any] = super()._start_workers(worker_group)
         lost: set[int] = set()
         context = cast(SubprocessContext, self._pcontext)
         context.close = partial(self._close, context.close)  # type: ignore[method-assign]
         for handler in context.subprocess_handlers.values():
             self._spare(handler.proc, lost, len(started))
+        self._signals.raise_late()
         return started
 
     def _close(
         self, close: Callable[..., None], number: signal.Signals | None = None, seconds: float | None = None
     ) -> None:
         """Stops all processes. Without `seconds`, as where one has failed, they have less than torch gives them."""
-        with self._signals.stopping():
+        with self._signals.held_back():
             close(number, self._brief if seconds is None else seconds)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -302,5 +305,6 @@ class Agent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         """Leaves without waiting for the other agents, which need only their own processes. An agent whose processes
         were all lost does not announce an end: if the others start again, it is to be missed."""
+        self._signals.ended()
         if not self._all_spared:
             self._meeting.leave(0)

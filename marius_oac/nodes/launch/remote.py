@@ -75,7 +75,7 @@ def reach(
     return [*ssh, f"cd {shlex.quote(folder)} && exec {shlex.join(there)}"]
 
 
-_TERMINATED = 2.0  # seconds that ssh or srun has to end by SIGTERM
+_TERMINATED = 2.0  # seconds that ssh or srun has to end after SIGTERM
 _LAST_WORDS = 5.0  # seconds in which output is awaited of what may have outlived all commands
 
 
@@ -86,7 +86,7 @@ class _Started(Started):
     name: str
     process: subprocess.Popen[bytes]
     partial: dict[int, bytes] = field(default_factory=dict)
-    _writing: threading.RLock = field(default_factory=threading.RLock)  # a signal's handler writes, too
+    writing: threading.RLock = field(default_factory=threading.RLock)  # a signal's handler writes, too
 
     def ask(self, again: bool) -> None:
         """See `Started.ask`. Its guard takes the end of the input for the second request."""
@@ -95,7 +95,7 @@ class _Started(Started):
     def write(self, said: bytes | None) -> None:
         """Sends bytes to the command's guard; None closes its input. A guard that has ended gets nothing."""
         guard = present(self.process.stdin)
-        with self._writing, suppress(BrokenPipeError):
+        with self.writing, suppress(BrokenPipeError):
             if said is None:
                 guard.close()
             elif not guard.closed:
@@ -137,20 +137,16 @@ def start(each: Sequence[tuple[str, Sequence[str]]], secret: str, timeout: float
     try:
         with repeated(renew, timeout / 4, "leases"), frozen_end(running, timeout):
             for name, command in each:
-                one = _started(name, command, subprocess.PIPE if started else None)
-                one.write(f"{secret}\n".encode() + ALIVE)  # at once: this process may be stopped in between
-                started.append(one)
+                one = _launched(name, command, subprocess.PIPE if started else None)
+                with one.writing:  # nothing comes before the secret
+                    started.append(one)
+                    one.write(f"{secret}\n".encode() + ALIVE)  # at once: this process may be stopped in between
             return _Watch(started).until_all_have_ended()
     finally:
-        for one in started:
-            one.write(None)
-            _end(one.process)
-            for stream in (one.process.stdout, one.process.stderr):
-                if stream is not None:
-                    stream.close()
+        _end(started)
 
 
-def _started(name: str, command: Sequence[str], show: int | None) -> _Started:
+def _launched(name: str, command: Sequence[str], show: int | None) -> _Started:
     try:
         process = subprocess.Popen(
             command, bufsize=0, stdin=subprocess.PIPE, stdout=show, stderr=show, start_new_session=True
@@ -160,15 +156,22 @@ def _started(name: str, command: Sequence[str], show: int | None) -> _Started:
     return _Started(name, process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(started: Sequence[_Started]) -> None:
     """Ends ssh or srun; one that is stopped (SIGSTOP) hears nothing, and is killed."""
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(_TERMINATED)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    for one in started:
+        one.write(None)
+        if one.process.poll() is None:
+            one.process.terminate()
+    until = time.monotonic() + _TERMINATED
+    for one in started:
+        try:
+            one.process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
+        for stream in (one.process.stdout, one.process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def end_of(code: int) -> tuple[int, str]:

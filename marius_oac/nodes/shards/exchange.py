@@ -254,9 +254,8 @@ class RemoteSource(RowSource):
 
     def __exit__(self, *_: object) -> None:
         with ExitStack() as stack:  # no thread is left even if a connection can't be closed
-            if self._reconciling.is_alive():
-                stack.callback(self._reconciling.join)
-                stack.callback(self._to_reconcile.put, None)  # after the receiving thread, which puts others
+            stack.callback(join, self._reconciling)
+            stack.callback(self._to_reconcile.put, None)  # after the receiving thread, which puts others
             stack.callback(join, self._receiving)
             for connection in reversed(self.connections):
                 stack.callback(connection.close)
