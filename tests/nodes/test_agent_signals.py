@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -124,15 +125,16 @@ def test_a_signal_that_comes_when_all_have_ended_changes_nothing(monkeypatch, un
 
 
 def test_a_signal_that_comes_while_processes_are_started_waits_until_they_can_be_stopped(monkeypatch, untouched):
-    start_workers = LocalElasticAgent._start_workers
+    start_workers, started = LocalElasticAgent._start_workers, []
 
     def starts(self, group):
         come(signal.SIGTERM)
-        return start_workers(self, group)
+        started.append(start_workers(self, group))
+        return started[0]
 
     monkeypatch.setattr(LocalElasticAgent, "_start_workers", starts)
     waits = "import signal; signal.pause()"
-    assert run(LocalProcesses(["-c", waits], ["a"], "secret")) == 143
+    assert run(LocalProcesses(["-c", waits], ["a"], "secret")) == 143 and len(started) == 1
 
 
 def test_the_first_nodes_store_is_never_another_nodes(monkeypatch, untouched):
@@ -217,12 +219,18 @@ def test_a_process_that_has_ended_meanwhile_gets_nothing(signals, monkeypatch):
 
 
 def test_an_ssh_that_is_stopped_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("marius_oac.nodes.launch.remote._TERMINATED", 0.2)
-    stops, ends = "import os; os.kill(os.getpid(), 19)", "import sys; sys.stdin.read()"
-    started = [_launched(f"{code}", [sys.executable, "-c", code], None) for code in (stops, ends)]
+    monkeypatch.setattr("marius_oac.nodes.launch.remote._TERMINATED", 1.0)
+    takes_a_moment = (
+        "import os, signal, threading\n"
+        "signal.signal(15, lambda *given: (threading.Event().wait(0.1), os._exit(5)))\n"
+        "print(flush=True); signal.pause()"
+    )
+    codes = "import os; os.kill(os.getpid(), 19)", "import sys; sys.stdin.read()", takes_a_moment
+    started = [_launched("a", [sys.executable, "-c", code], subprocess.PIPE) for code in codes]
     os.waitid(os.P_PID, started[0].process.pid, os.WSTOPPED)
+    assert started[2].process.stdout.readline() == b"\n"
     _end(started)
-    assert [one.process.returncode for one in started] == [-signal.SIGKILL, -signal.SIGTERM]
+    assert [one.process.returncode for one in started] == [-signal.SIGKILL, -signal.SIGTERM, 5]
 
 
 def test_a_guard_hears_with_the_secret_that_its_launcher_is_there():

@@ -62,8 +62,7 @@ class AgentSignals:
 
     def ended(self) -> None:
         """Called when all processes have ended for good."""
-        if not self._over:
-            self._over, self._requests = True, Requests()
+        self._over, self._requests = True, Requests()
 
     def _handle(self, number: int, frame: object) -> None:
         if self._groups is None:
