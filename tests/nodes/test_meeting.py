@@ -189,6 +189,17 @@ def test_processes_may_end_by_themselves_before_they_are_started_again(monkeypat
     assert mine.num_nodes_waiting() == 1
 
 
+def test_processes_that_have_not_met_the_others_have_nothing_to_say_about_their_loss(meetings):
+    store = meetings[0]._store
+    for meeting in meetings:
+        meeting.round = 0
+    mine = Meeting(store, NODES, 1, 60.0, grace=3600.0, met=lambda: False)
+    mine.round = 0
+    assert mine.num_nodes_waiting() == 0
+    store.set("1", "begun")
+    assert mine.num_nodes_waiting() == 1
+
+
 def test_two_of_one_name_are_refused(meetings):
     together(meetings)
     with pytest.raises(InputError, match="node b: two agents of this name were started"):

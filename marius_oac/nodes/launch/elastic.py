@@ -141,8 +141,8 @@ class Meeting(RendezvousHandler):
 
         Also 1 if another agent is gone while processes still wait to meet all others: they wait in vain.
 
-        It waits for `grace` first. Processes that have lost another node end by themselves, and their exit codes may
-        say why the others have lost them, which may be no reason to start again.
+        It waits for `grace` first if its processes have met the others: those that have lost another node end by
+        themselves, and their exit codes may say why the others have lost them, which may be no reason to start again.
         """
         try:
             begun, ended = (self._store.check([key]) for key in (f"{self.round + 1}", _ENDED))
@@ -150,8 +150,8 @@ class Meeting(RendezvousHandler):
             begun, ended = False, True
         if ended:
             return int(begun or not self._met())
-        if not begun:
-            return 0
+        if not begun or not self._met():
+            return int(begun)
         if self._seen is None or self._seen[0] != self.round:
             self._seen = self.round, time.monotonic()
         return int(time.monotonic() >= self._seen[1] + self._grace)
