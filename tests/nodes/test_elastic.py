@@ -24,7 +24,7 @@ def agents(tmp_path):
     for index in range(2):
         meeting = Meeting(store, ["a", "b"], index, 60.0, count=2 + index)
         meeting.round = 0
-        about = AgentSignals(), ["x"], "127.0.0.1", 2, 1, 8.0, str(tmp_path)
+        about = AgentSignals(), ["x"], "127.0.0.1", 2, 600, 8.0, str(tmp_path)
         made.append(Agent(meeting, *about, exit_code_of, spared))
     return made
 
@@ -117,5 +117,5 @@ def test_a_request_that_comes_while_processes_are_stopped_to_start_again_ends_th
     )
     heard.started(list)
     with heard.handled(), pytest.raises(SignalException) as raised:
-        agent._stop_workers(agent._worker_group)
+        agent._restart_workers(agent._worker_group)
     assert raised.traceback[-2].name == "raise_late"

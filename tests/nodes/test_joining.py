@@ -33,13 +33,18 @@ def does(tmp_path, monkeypatch):
     return (tmp_path / "does").write_text
 
 
+def is_ready(made, rank):
+    """Returns when this one is ready, and another one is not."""
+    while not made._joiners[rank].ready:
+        assert not made.wait(0.01)
+
+
 def test_processes_are_ready_when_all_have_said_so_and_leave_one_by_one(tmp_path, does, monkeypatch):
     does('[ "$RANK" = 3 ] && until [ -e "$0.go" ]; do :; done\n' + READY)
     made = Joining(tmp_path / "run")
     made.start(range(2, 4), 4, "change-1")
     processes = [each.process for each in made._joiners.values()]
-    while not made._joiners[2].ready:
-        assert not made.wait(0.01)
+    is_ready(made, 2)
     (tmp_path / "python.go").touch()
     while not made.wait(0.01):
         pass
@@ -57,8 +62,7 @@ def test_one_that_ends_instead_is_named_and_the_others_are_ended(tmp_path, does)
     made = Joining(tmp_path)
     made.start(range(2, 4), 4, "change-1")
     stays = made._joiners[2].process
-    while not made._joiners[2].ready:
-        assert not made.wait(0.01)
+    is_ready(made, 2)
     (tmp_path / "python.go").touch()
     with pytest.raises(ChildProcessError, match="trainer 3 has not started: no memory"):
         while not made.wait(0.01):
@@ -122,8 +126,7 @@ def test_one_that_is_stopped_before_it_is_ready_is_not_waited_for(tmp_path, does
     made = Joining(tmp_path)
     made.start(range(2, 4), 4, "change-1")
     stopped = made._joiners[3].process
-    while not made._joiners[2].ready:
-        assert not made.wait(0.01)
+    is_ready(made, 2)
     assert made.late() == [stopped.pid]
     with frozen_end(made.late, 0.2), pytest.raises(ChildProcessError, match="trainer 3 has not started: exit code -9"):
         while not made.wait(0.01):

@@ -229,7 +229,7 @@ class Agent(LocalElasticAgent):
         kept = DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, meeting.count), Std.ALL))
         super().__init__(spec, kept, shutdown_timeout=saving)
         self._meeting, self._signals, self._ended, self._spared = meeting, signals, ended, spared
-        self._brief = min(30.0, timeout / 2)
+        self._saving, self._brief = saving, min(30.0, timeout / 2)
         self._all_spared = False
         self.failures: Mapping[int, ProcessFailure] = {}
         """The processes whose failure ends this node, by rank."""
@@ -242,6 +242,7 @@ class Agent(LocalElasticAgent):
         return [each.proc.pid for each in handlers.values() if each.proc.returncode is None]
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._signals.raise_late()  # it came while processes were stopped to start again
         super()._rendezvous(worker_group)
         os.environ[START_VARIABLE] = f"trainers of start {self._meeting.round}"  # they inherit it
         self._remaining_restarts = worker_group.spec.max_restarts - self._meeting.round
@@ -269,13 +270,10 @@ class Agent(LocalElasticAgent):
     def _close(
         self, close: Callable[..., None], number: signal.Signals | None = None, seconds: float | None = None
     ) -> None:
-        """Stops all processes. Without `seconds`, as where one has failed, they have less than torch gives them."""
+        """Stops all processes. Where they do not stop for good and save, as where one has failed, they have less time
+        than the 30 s that torch gives them."""
         with self._signals.held_back():
-            close(number, self._brief if seconds is None else seconds)
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._shutdown(timeout=self._brief)  # type: ignore[arg-type]  # an int by torch's words alone
-        self._signals.raise_late()
+            close(number, self._saving if seconds == self._saving else self._brief)
 
     def _spare(self, process: Any, lost: set[int], count: int) -> None:  # torch's own class of processes
         """Makes `process.poll` report exit code 0 for a process that the run goes on without."""
