@@ -100,23 +100,29 @@ docs: .venv/tested  ## the site of the docs, in site, with its notebooks execute
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv-triton triton==3.6.0
 	touch $@
 
-# The slow tests often wait, for processes that they start and for the disk: a third worker and the others fill the
-# processors meanwhile. BESIDE: more targets, to be made after the others (`.ci/run`).
-test-all: .venv/tested .venv-triton/installed  ## the tests with the slow ones, and those that need dgl or other packages
-	@$(MAKE) --no-print-directory --jobs 2 test-slow test-others
+test-triton: .venv/tested  ## compiles the GPU's kernels by an older Triton
+	@if ! $(MAKE) --no-print-directory .venv-triton/installed; then \
+	  echo 'test-triton: SKIPPED, as Triton 3.6.0 can not be installed here'; \
+	else $(BIN)/python -m pytest -q -m slow tests/kernels/test_gpu_compiled.py -k 3.6.0; fi
 
-test-slow: .venv/tested
-	$(PYTEST) -n 3 -m 'slow or not slow'
+# The slow tests often wait, for processes that they start and for the disk: a third worker and what is beside them fill
+# the processors meanwhile. TURN=1: of the tests, those that tests/turns.py chooses, as in `.ci/run`.
+test-slow: .venv/tested  ## all tests, including the slow ones
+	$(PYTEST) -n 3 -m 'slow or not slow' $(if $(TURN),--turn slow)
 
 test-others: .venv/tested
-	@for each in test-dgl test-loops test-ray docs $(BESIDE); do $(MAKE) --no-print-directory $$each || exit; done
+	@for each in $(OTHERS); do $(MAKE) --no-print-directory $$each || exit; done
+
+everything: lint  ## all tests, in all environments, and the sweeps (SEED=N; BUDGET=SECONDS of chaos)
+	@$(MAKE) --no-print-directory --jobs 2 test-slow test-others \
+	  OTHERS='test-dgl test-loops test-ray docs test-triton fuzz chaos'
 
 chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
 	$(BIN)/python -m tests.chaos --budget $(BUDGET) --seed $(SEED)
 
 fuzz: .venv/tested  ## the property tests with examples drawn at random; `make fuzz SEED=N` draws those of N again
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; echo "make fuzz SEED=$$seed"; \
-	$(PYTEST) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed
+	$(PYTEST) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed $(if $(TURN),--turn hypothesis)
 
 mutants: .venv/tested  ## small changes of the code that some test should see (BUDGET=SECONDS SEED=N); docs/mutants.md
 	$(BIN)/python -m tests.mutants --budget $(BUDGET) --seed $(SEED) --work build/mutants
@@ -136,4 +142,4 @@ clean:  ## remove .venv and caches; runs stay
 	rm -rf .venv .venv-dgl .venv-docs .venv-loops .venv-ray .venv-triton build site *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-dgl test-loops test-ray docs test-all test-slow test-others chaos fuzz mutants gpu-wheels wheel lint clean
+.PHONY: help setup train test test-dgl test-loops test-ray docs test-triton test-slow test-others everything chaos fuzz mutants gpu-wheels wheel lint clean

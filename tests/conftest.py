@@ -13,7 +13,7 @@ from marius_oac.kernels import ahead
 from marius_oac.models.compute import user_code as own_code
 from marius_oac.runtime import console
 from marius_oac.training import local as training
-from tests import costs, forked, hangs, skips
+from tests import costs, forked, hangs, skips, turns
 from tests.device import DEVICE
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
@@ -31,6 +31,7 @@ ahead.MOST_PROCESSES = 1  # nothing is compiled beside tests, which say which ke
 
 def pytest_addoption(parser):
     costs.add_option(parser)
+    turns.add_option(parser)
 
 
 def pytest_configure(config):
@@ -41,6 +42,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     costs.modify(config, items)
+    turns.modify(config, items)
 
 
 def pytest_collection_finish():

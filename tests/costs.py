@@ -1,7 +1,8 @@
 """Processor time of each test file, with that of the processes that its tests start, against the budget.
 
-`tests/budget.txt` says how many seconds each topic may cost, and which files it has. `pytest --costs` prints the table.
-The dearest files come first, so that no worker of a test run is left with one when the others are done.
+`tests/budget.txt` says how many seconds each topic may cost, which files it has, and what `tests.turns` asks of it.
+`pytest --costs` prints the table. The dearest files come first, so that no worker of a
+test run is left with one when the others are done.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import resource
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -48,17 +50,45 @@ class Costs:
 
     def pytest_terminal_summary(self, terminalreporter, config):
         terminalreporter.section("processor time by topic and file")
-        terminalreporter.write_line(table(self.seconds, topics(BUDGET.read_text("utf-8"), with_slow(config))))
+        terminalreporter.write_line(table(self.seconds, topics(), with_slow(config)))
 
 
-Topics = list[tuple[str, float, list[str]]]
+@dataclass(frozen=True)
+class Topic:
+    """A line `NAME SECONDS SECONDS TURNS PATTERN ... : PATH ...`.
+
+    Attributes:
+        quick, all: seconds that its quick tests may cost, and all its tests.
+        turns: in how many turns all its slow tests are made.
+        patterns: its files, below `tests`. A file is the first topic's that matches.
+        tested: files and folders, relative to the root, whose change asks for all its tests.
+    """
+
+    name: str
+    quick: float
+    all: float
+    turns: int
+    patterns: tuple[str, ...]
+    tested: tuple[str, ...]
+
+    def has(self, file: str) -> bool:
+        return any(fnmatch.fnmatch(file, f"tests/{pattern}") for pattern in self.patterns)
+
+    def seconds(self, slow: bool) -> float:
+        return self.all if slow else self.quick
 
 
-def topics(budget: str, slow: bool = False) -> Topics:
-    """(name, seconds, patterns) of each line `NAME SECONDS SECONDS PATTERN ...`, the second number with the slow tests.
-    A file is the first topic's that matches."""
-    lines = filter(None, (line.split("#")[0].split() for line in budget.splitlines()))
-    return [(name, float((quick, all_)[slow]), patterns) for name, quick, all_, *patterns in lines]
+Topics = list[Topic]
+
+
+def topics(budget: str | None = None) -> Topics:
+    """Those of a text, by default of `tests/budget.txt`."""
+    lines = (line.split("#")[0].partition(":") for line in (budget or BUDGET.read_text("utf-8")).splitlines())
+    words = ((before.split(), after.split()) for before, _, after in lines)
+    return [
+        Topic(name, float(quick), float(all_), int(turns), tuple(patterns), tuple(tested))
+        for (name, quick, all_, turns, *patterns), tested in filter(lambda each: each[0], words)
+    ]
 
 
 def with_slow(config) -> bool:
@@ -66,31 +96,31 @@ def with_slow(config) -> bool:
     return config.getoption("markexpr") != "not slow"
 
 
-def dearest_first(items: list, known: Topics) -> list:
+def dearest_first(items: list, known: Topics, slow: bool = False) -> list:
     """Tests in the order of their files' shares of the budget, which a topic's files have alike."""
     of = {file: topic_of(file, known) for file in {item.nodeid.split("::")[0] for item in items}}
-    seconds, count = {name: allowed for name, allowed, _ in known}, Counter(of.values())
-    share = {file: seconds[name] / count[name] for file, name in of.items()}
+    count = Counter(topic.name for topic in of.values())
+    share = {file: topic.seconds(slow) / count[topic.name] for file, topic in of.items()}
     return sorted(items, key=lambda item: -share[item.nodeid.split("::")[0]])
 
 
-def topic_of(file: str, known: Topics) -> str:
-    for name, _, patterns in known:
-        if any(fnmatch.fnmatch(file, f"tests/{pattern}") for pattern in patterns):
-            return name
+def topic_of(file: str, known: Topics) -> Topic:
+    for topic in known:
+        if topic.has(file):
+            return topic
     raise LookupError(f"no topic of tests/budget.txt has {file}")
 
 
-def table(seconds: Counter[str], known: Topics) -> str:
+def table(seconds: Counter[str], known: Topics, slow: bool = False) -> str:
     """Topics with their budgets, and below each its files, the dearest first."""
     lines = []
-    for name, allowed, _ in known:
-        files = {file: cost for file, cost in seconds.items() if topic_of(file, known) == name}
-        total = sum(files.values())
+    for topic in known:
+        files = {file: cost for file, cost in seconds.items() if topic_of(file, known) is topic}
+        total, allowed = sum(files.values()), topic.seconds(slow)
         over = "  OVER" if total > allowed else ""
-        lines.append(f"{total:7.1f} of {allowed:5.0f} s  {name}{over}")
+        lines.append(f"{total:7.1f} of {allowed:5.0f} s  {topic.name}{over}")
         lines += [f"{cost:24.1f}  {file}" for file, cost in sorted(files.items(), key=lambda each: -each[1])]
-    lines.append(f"{sum(seconds.values()):7.1f} of {sum(allowed for _, allowed, _ in known):5.0f} s  all")
+    lines.append(f"{sum(seconds.values()):7.1f} of {sum(topic.seconds(slow) for topic in known):5.0f} s  all")
     return "\n".join(lines)
 
 
@@ -99,7 +129,7 @@ def add_option(parser):
 
 
 def modify(config, items):
-    items[:] = dearest_first(items, topics(BUDGET.read_text("utf-8"), with_slow(config)))
+    items[:] = dearest_first(items, topics(), with_slow(config))
 
 
 def configure(config):
