@@ -20,7 +20,6 @@ from tests.mutants.kinds import Mutant, all_mutants, sampled
 from tests.mutants.reach import ROOT, Reach
 from tests.mutants.trials import Workshop
 
-FOLDERS = ("kernels", "storage", "pipeline", "nodes", "models")
 HEAD = f"{'file':44} planted  killed  timed out  alive"
 
 
@@ -99,8 +98,8 @@ def _key(result: dict) -> tuple:
 
 
 def sources() -> list[str]:
-    """The files that mutants are planted in: those below the folders that hold more than a text."""
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / "marius_oac" / folder).rglob("*.py"))]
+    """The files of the package that hold more than a text."""
+    paths = sorted((ROOT / "marius_oac").rglob("*.py"))
     return [str(path.relative_to(ROOT)) for path in paths if ast.parse(path.read_bytes()).body[1:]]
 
 
@@ -130,7 +129,7 @@ def table(results: list[dict]) -> str:
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", help=f"of the package (default: all of {', '.join(FOLDERS)})")
+    parser.add_argument("files", nargs="*", help="of the package (default: all)")
     parser.add_argument("--budget", type=float, default=1200.0, metavar="SECONDS", help="default: 1200")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants")
     parser.add_argument("--each", type=int, default=6, metavar="N", help="mutants of a file; of kernels, twice as many")
