@@ -27,6 +27,7 @@ from marius_oac.data.graphs.resident import Resident
 from marius_oac.data.neighbors.neighbors import Neighbors
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.kernels.cpu.relabel import relabel_behind
+from marius_oac.models.compute.device_products import products_on
 from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.torch_state import torch_threads
@@ -136,12 +137,13 @@ def _widths(encoder: Encoder, width: int) -> list[int]:
 
 @contextmanager
 def _ready(encoder: Encoder, device: torch.device) -> Iterator[None]:
-    """Within the block the encoder is in evaluation mode, and torch and BLAS use one thread."""
+    """Within the block the encoder is in evaluation mode, products are float32, and torch and BLAS use one thread."""
     modes = {module: module.training for module in encoder.modules()}
     with ExitStack() as stack:
         if device.type == "cpu":
             stack.enter_context(blas.one_thread_per_product())
             stack.enter_context(torch_threads(1))
+        stack.enter_context(products_on(device, "float32"))
         stack.enter_context(torch.no_grad())  # results of inference_mode could not be written by other threads
         encoder.eval()
         try:

@@ -9,9 +9,9 @@ scores are computed in pieces of one shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,6 +23,7 @@ from marius_oac.evaluation.ranks import Candidates
 from marius_oac.kernels.cpu.decoders import L2, MODULI
 from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.kernels.cpu.own_scores import score_own
+from marius_oac.models.compute.device_products import products_on
 from marius_oac.models.compute.parts import blaming_own
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.link_prediction.decoders import KEY, Decoder, make_decoder
@@ -133,7 +134,7 @@ class LinkScorer:
             if self.model.reciprocal and side is Side.HEAD:
                 ids, side = ids + len(table) // 2, Side.TAIL
             relation = table[torch.from_numpy(ids).to(self.device)]
-        with blaming_own(self.model.decoder, KEY):
+        with self._by_decoder():
             query = self.decoder.query(anchor, relation, side)
         padded = query.new_zeros((rounded_up(len(query), self.piece[0]), query.shape[1]))
         padded[: len(query)] = query
@@ -158,11 +159,11 @@ class LinkScorer:
     def scores(self, queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         """The scores, float32 [n, m], C order, of queries [n, D] and vectors [D, m], both padded."""
         if self._in_pieces:
-            on_cpu = self.device.type == "cpu"
-            with blaming_own(self.model.decoder, KEY), torch_threads(1) if on_cpu else nullcontext():
+            with self._by_decoder(), self._one_thread():
                 return self._by_pieces(queries, vectors.T)
         if self._distance is None:
-            return self.decoder.score(queries, vectors.T).contiguous()
+            with self._by_decoder():
+                return self.decoder.score(queries, vectors.T).contiguous()
         scores = torch.empty(len(queries), vectors.shape[1])
         arrays = queries.numpy(), vectors.numpy(), scores.numpy()
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
@@ -203,12 +204,21 @@ class LinkScorer:
 
     def _among_in_torch(self, queries: torch.Tensor, values: torch.Tensor, columns: np.ndarray) -> np.ndarray:
         """Candidates are padded, as in `vectors`."""
-        count, on_cpu = columns.shape[1], self.device.type == "cpu"
+        count = columns.shape[1]
         padded = np.pad(columns, ((0, 0), (0, -count % GRAIN)), mode="edge")
-        with blaming_own(self.model.decoder, KEY), torch_threads(1) if on_cpu else nullcontext():
+        with self._by_decoder(), self._one_thread():
             vectors = values.to(self.device)[torch.from_numpy(padded).to(self.device)]
             scores = self.decoder.score(queries.unsqueeze(1), vectors)[:, 0, :count]
         return scores.cpu().numpy()
+
+    @contextmanager
+    def _by_decoder(self) -> Iterator[None]:
+        """Within the block the decoder computes, its products in float32."""
+        with blaming_own(self.model.decoder, KEY), products_on(self.device, "float32"):
+            yield
+
+    def _one_thread(self) -> AbstractContextManager[None]:
+        return torch_threads(1) if self.device.type == "cpu" else nullcontext()
 
     def _by_pieces(self, queries: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         scores = queries.new_empty((len(queries), len(candidates)))

@@ -14,7 +14,7 @@ import torch
 
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.prepare.splits import Split
-from marius_oac.errors import ConfigError, shown
+from marius_oac.errors import ConfigError, InputError, shown
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import Pipeline
@@ -32,18 +32,31 @@ from marius_oac.runtime.machine.sysfs import format_list
 from marius_oac.runtime.machine.topology import running_kernel
 from marius_oac.runtime.telemetry import Telemetry
 
+TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
+"""A variable of NVIDIA's libraries: 0 turns TF32 off, anything else turns it on, against what a program asks for."""
+
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of a config: `auto` is the first GPU, or the CPU. Raises ConfigError if there is none."""
+    """The torch device of a config: `auto` is the first GPU, or the CPU.
+
+    Raises:
+        ConfigError: there is none.
+        InputError: a variable makes a GPU compute in TF32 what must be float32.
+    """
     if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise ConfigError(f"there is no {name}: torch finds {count} GPUs here", "device")
-        return torch.device("cuda", device.index or 0)
-    return device
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise ConfigError(f"there is no {name}: torch finds {count} GPUs here", "device")
+    if (override := os.environ.get(TF32_OVERRIDE, "0")) not in ("", "0"):
+        said = (
+            "cuBLAS computes float32 in TF32, whatever a program asks for; unset it (`compute.precision` asks for TF32)"
+        )
+        raise InputError(said, f"{TF32_OVERRIDE}={override}")
+    return torch.device("cuda", device.index or 0)
 
 
 def reading_device(name: str) -> torch.device:

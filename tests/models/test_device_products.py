@@ -1,34 +1,74 @@
-"""What `compute.precision` asks of torch on a GPU."""
+"""What `compute.precision` asks of torch on a GPU, whatever was asked before. Settings need no GPU."""
+
+import os
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
 import torch
 
-from marius_oac.models.compute import device_products
 from marius_oac.models.compute.device_products import RoundedProducts, products_on
+from tests.models.torch_settings import settings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
-def flags():
-    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+@pytest.mark.parametrize("variables", [{}, {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}], ids=["", "a variable"])
+def test_whatever_was_set_before_products_are_as_asked_and_it_is_restored(variables):
+    command = [sys.executable, "-m", "tests.models.torch_settings"]
+    done = subprocess.run(command, env=os.environ | variables, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_tf32_is_torchs_flags_within_the_block():
-    before = flags()
+@pytest.fixture
+def tf32_everywhere():
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+def test_an_error_restores_them(tf32_everywhere):
+    before = settings()
+    with pytest.raises(ZeroDivisionError), products_on(GPU, "float32"):
+        raise ZeroDivisionError
+    assert settings() == before and before[0] == "tf32"
+
+
+def test_the_last_thread_restores_them(tf32_everywhere):
+    """The second one enters before the first leaves, and leaves after it."""
+    entered, left, seen = threading.Event(), threading.Event(), []
+
+    def second():
+        with products_on(GPU, "float32"):
+            entered.set()
+            left.wait()
+            seen.append(settings()[0])
+
+    thread = threading.Thread(target=second)
+    with products_on(GPU, "float32"):
+        thread.start()
+        entered.wait()
+    left.set()
+    thread.join()
+    assert seen == ["ieee"] and settings()[0] == "tf32"
+
+
+def test_two_precisions_at_a_time_are_refused():
+    with products_on(GPU, "float32"):
+        with pytest.raises(RuntimeError, match="products in ieee and in tf32 at a time"), products_on(GPU, "tf32"):
+            pass
+        with products_on(GPU, "bfloat16"), products_on(CPU, "bfloat16"):
+            assert settings() == ("ieee",) * 3
     with products_on(GPU, "tf32"):
-        assert flags() == (True, True)
-    assert flags() == before and not before[0]
-    with pytest.raises(RuntimeError), products_on(GPU, "tf32"):
-        raise RuntimeError
-    assert flags() == before
+        assert settings() == ("tf32",) * 3
 
 
-def test_nothing_is_asked_for_float32_nor_of_a_cpu():
-    before = flags()
-    for device, precision in ((GPU, "float32"), (CPU, "tf32"), (CPU, "bfloat16")):
-        with products_on(device, precision) as mode:
-            assert flags() == before and mode is None
+def test_on_a_cpu_nothing_is_rounded():
+    for precision in ("float32", "tf32", "bfloat16"):
+        with products_on(CPU, precision) as mode:
+            assert mode is None
             x = torch.full((2, 2), 1 + 2**-10)
             assert (x @ torch.eye(2) == x).all()
 
@@ -65,4 +105,3 @@ def test_products_are_rounded_and_nothing_else(monkeypatch):
     with products_on(GPU, "bfloat16"):
         assert (x * (1 + 2**-10)).sum() == (x * (1 + 2**-10)).sum() and not asked
         assert (x.double() @ weight.double().T).dtype == torch.float64
-    assert device_products.products_on(CPU, "bfloat16") is not mode

@@ -7,8 +7,9 @@ import torch
 
 import marius_oac
 from marius_oac import Config
-from marius_oac.errors import ConfigError
+from marius_oac.errors import ConfigError, InputError
 from marius_oac.kernels.cpu import bfloat16_gemm
+from marius_oac.runs.session import pick_device, reading_device
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training.precision import check_precision
 from tests.graphs import jitter, run_batches, tiny_config, tiny_graph, workers
@@ -42,6 +43,33 @@ def test_what_is_refused(monkeypatch, settings, device, there, line):
     monkeypatch.setattr(bfloat16_gemm, "is_there", lambda: there)
     with pytest.raises(ConfigError, match=f"^compute.precision: .*{line}"):
         check_precision(Config.build({"data": {"path": "g"}}, settings), device)
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda:0"])
+@pytest.mark.parametrize("override, refused", [("1", True), ("2", True), ("0", False), ("", False), (None, False)])
+def test_a_variable_that_torch_can_not_undo_is_refused(monkeypatch, name, override, refused):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    if override is not None:
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    assert pick_device("cpu") == CPU
+    if not refused:
+        assert pick_device(name) == reading_device(name) == GPU
+        return
+    for pick in (pick_device, reading_device):
+        with pytest.raises(InputError, match=f"^NVIDIA_TF32_OVERRIDE={override}: cuBLAS computes float32 in TF32"):
+            pick(name)
+
+
+def test_a_variable_that_turns_tf32_off_is_refused_where_it_is_asked_for(monkeypatch):
+    asks, does_not = (
+        Config.build({"data": {"path": "g"}}, [f"compute.precision={each}"]) for each in ("tf32", "float32")
+    )
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    check_precision(does_not, GPU)
+    with pytest.raises(ConfigError, match="^compute.precision: 'tf32' is turned off by NVIDIA_TF32_OVERRIDE=0; unset"):
+        check_precision(asks, GPU)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ class CtrStep(Updated):
         if tensors:
             with self._products_on():
                 return self._compute_tensors(rows, data, timestamp)
-        with torch_threads(1), self._products:
+        with self._products_on(), torch_threads(1), self._products:
             gathered = self._array_rows.gather(rows, data.tables)
             labels = torch.from_numpy(self._own("labels", present(data.labels)))
             numbers = torch.from_numpy(self._own("numbers", data.numbers))
@@ -139,7 +139,7 @@ class CtrStep(Updated):
         """
         tensors = self._check(rows, None)
         self._network.eval()
-        with torch.no_grad():
+        with torch.no_grad(), products_on(self._device, "float32"):
             if tensors:
                 gathered = self._tensor_rows.gather(rows, data.tables)
                 return torch.sigmoid(self._logits(self._inputs(gathered, data.numbers)))

@@ -107,7 +107,7 @@ class EncodedStep(Updated):
         tensors = map_arrays(data, torch.from_numpy)
         values = torch.from_numpy(rows[0][:, : self._dimension]) if rows else None
         # Our layers use the pool themselves; for others the mode intercepts each operation of torch.
-        with torch_threads(1), self._products if self._own else nullcontext():
+        with self._products_on(), torch_threads(1), self._products if self._own else nullcontext():
             self._products.start()
             leaf, encoded = self._encode(values, tensors, timestamp, self._products)
             handed = self._scratch.take("encoded", *encoded.shape)

@@ -125,8 +125,9 @@ class LinkPredictionStep(Updated):
                 return self._compute_tensors(entities, data, timestamp)
         if entities.dtype != np.float32 or not entities.flags.c_contiguous:
             raise ValueError(f"rows must be float32 in C order, not {entities.dtype} with strides {entities.strides}")
-        with torch_threads(1):  # more would wait for each other actively, and take the cores from the thread pool
-            if self._handwritten is None:  # and products of several threads, or of other addresses, have other bits
+        # More threads would wait for each other actively, and take the cores from the thread pool.
+        with self._products_on(), torch_threads(1):
+            if self._handwritten is None:  # products of several threads, or of other addresses, have other bits
                 return self._compute_tensors(
                     torch.from_numpy(entities), map_arrays(data, torch.from_numpy), timestamp
                 ).item()
