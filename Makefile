@@ -127,8 +127,18 @@ fuzz: .venv/tested  ## the property tests with examples drawn at random; `make f
 mutants: .venv/tested  ## small changes of the code that some test should see (BUDGET=SECONDS SEED=N); docs/mutants.md
 	$(BIN)/python -m tests.mutants --budget $(BUDGET) --seed $(SEED) --work build/mutants
 
+# Of a lent GPU's machine: Python 3.12 on x86-64, and Triton 3.6.0, which comes with torch 2.11.
+FOR_GPU := $(BIN)/pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
+  --implementation cp $(foreach each,2_28 2_27 2_26 2_17,--platform manylinux_$(each)_x86_64) --platform manylinux2014_x86_64
+
 gpu-wheels: .venv/installed  ## what a lent GPU's machine needs beside torch, in build/gpu-wheels (benchmarks/gpu/README.md)
-	$(BIN)/python -m benchmarks.gpu.wheels --out build/gpu-wheels
+	rm -rf build/gpu-wheels
+	$(FOR_GPU) -d build/gpu-wheels -r benchmarks/gpu/requirements.txt
+
+gpu-cache: .venv-triton/installed  ## its kernels, compiled beforehand, in build/gpu-triton-cache: some ten minutes of processor time
+	rm -rf build/gpu-triton
+	$(FOR_GPU) -d build/gpu-triton triton==3.6.0
+	PYTHONPATH=.venv-triton $(BIN)/python -m benchmarks.gpu.warm --out build/gpu-triton-cache --hashed build/gpu-triton/*.whl
 
 wheel: .venv/installed  ## a wheel of the package, in dist
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
@@ -142,4 +152,4 @@ clean:  ## remove .venv and caches; runs stay
 	rm -rf .venv .venv-dgl .venv-docs .venv-loops .venv-ray .venv-triton build site *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-dgl test-loops test-ray docs test-triton test-slow test-others everything chaos fuzz mutants gpu-wheels wheel lint clean
+.PHONY: help setup train test test-dgl test-loops test-ray docs test-triton test-slow test-others everything chaos fuzz mutants gpu-wheels gpu-cache wheel lint clean

@@ -1,1 +1,1 @@
-"""What a GPU has to show, in eight parts of less than eight minutes each; `python -m benchmarks.gpu --help`."""
+"""What a GPU has to show, in two calls of 150 and 300 seconds; `python -m benchmarks.gpu --help`."""

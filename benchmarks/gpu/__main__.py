@@ -1,87 +1,101 @@
-"""What a GPU has to show, in nine parts of less than eight minutes each: 1, 9, 2, 3 first, then the others.
+"""What a GPU has to show, in two calls of 150 and 300 seconds; other parts by name, where there is time.
 
-    python -m benchmarks.gpu --part 1 --out FOLDER      # one part, on the GPU; rows go to FOLDER/results.jsonl
-    python -m benchmarks.gpu --rehearse                 # all parts in small, on CPU tensors
+    python -m benchmarks.gpu --call 1 --out FOLDER      # what can be wrong in principle, to FOLDER/results.jsonl
+    python -m benchmarks.gpu --call 2 --out FOLDER      # same bits under delayed streams, and the important figures
+    python -m benchmarks.gpu --part soak --seconds 200 --only sanitizer --out FOLDER
+    python -m benchmarks.gpu --rehearse                 # both calls in small, on CPU tensors
     python -m benchmarks.gpu --page                     # benchmarks/gpu/README.md of benchmarks/gpu/results.jsonl
 
-Exit code 1: a measurement failed. A part stops beginning measurements when its time is used up, and says what is
-missing. benchmarks/gpu/README.md says how to run it where a GPU is lent.
+A command ends in its time, whatever hangs, and says what was not measured. Exit code 1: a measurement failed, or a part
+was killed. benchmarks/gpu/README.md says how to run it where a GPU is lent.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import torch
 
-from benchmarks.gpu import bandwidths, big_table, correct, kernels, networks, page, quality, ranks, soak, steps
-from benchmarks.gpu.part import Table, run_part
+from benchmarks.gpu import page, triton_cache
+from benchmarks.gpu.bounded import bounded
+from benchmarks.gpu.calls import CALLS, PARTS, Call, Command, Step, run_call
+from benchmarks.gpu.part import Table
 from benchmarks.gpu.place import Place
-from benchmarks.gpu.results import FILE, Results, read
+from benchmarks.gpu.results import FILE, read
+from marius_oac.kernels import ahead
 
-PARTS = dict(enumerate((correct, steps, quality, bandwidths, big_table, networks, ranks, soak, kernels), 1))
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+KERNELS_OF = ("links", "clicks", "encoder", "bfloat16")
+"""What the calls train, as the record of the CPU's kernels names it."""
 
 
 def main() -> int:
+    began = time.monotonic() - (time.time() - psutil.Process().create_time())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--part", type=int, choices=PARTS, help="the part to measure, on the GPU")
-    what.add_argument("--rehearse", action="store_true", help="all parts in small, on the CPU: proves that they run")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--call", type=int, choices=CALLS, help="the call to make")
+    what.add_argument("--part", choices=PARTS, help="the part to measure")
     what.add_argument("--page", action="store_true", help="write the page of figures")
-    parser.add_argument("--out", type=Path, help="folder for results.jsonl and logs (with --part)")
+    parser.add_argument("--seconds", type=float, help="that the part has (default: those of the part)")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT",
+                        help="of the part, what has this text in its name or settings; may be repeated")  # fmt: skip
+    parser.add_argument("--rehearse", action="store_true", help="in small, on the CPU (default: both calls)")
+    parser.add_argument("--out", type=Path, help="folder for results.jsonl and logs")
     parser.add_argument("--commit", help="what is measured (default: what git says)")
-    parser.add_argument("--data", default=os.environ.get("MARIUS_OAC_DATA"), help="folder of data sets, for part 3")
+    parser.add_argument("--data", type=Path, default=os.environ.get("MARIUS_OAC_DATA"), help="data sets, for quality")
+    parser.add_argument("--triton-cache", type=Path, default=ROOT / "build" / "gpu-triton-cache", metavar="FOLDER",
+                        help="kernels that were compiled before (default: %(default)s, if it is there)")  # fmt: skip
     options = parser.parse_args()
     if options.page:
         return write_page()
-    data = Path(options.data) if options.data else None
+    if not (options.call or options.part or options.rehearse):
+        parser.error("one of --call, --part, --rehearse and --page is needed")
+    if (options.only or options.seconds) and not options.part:
+        parser.error("--only and --seconds are for --part")
+    if options.out is None and not options.rehearse:
+        parser.error("--out is needed, the folder for the results")
+    if not options.rehearse and (why := no_gpu()):
+        parser.error(f"{why}; --rehearse runs the same on the CPU")
+    return measure(options, began)
+
+
+def no_gpu() -> str:
+    """Why there is nothing to measure, if so. Asked in a process of its own, as CUDA does not survive a fork."""
+    answer = bounded(lambda: 0 if torch.cuda.is_available() else 1, 60)
+    said = {0: "", 1: "a GPU is measured, and torch finds none here"}
+    return said.get(answer, "torch does not say whether there is a GPU")
+
+
+def measure(options: argparse.Namespace, began: float) -> int:
+    """Makes the calls; returns the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by which processes are killed
     if options.rehearse:
-        return rehearse(options.out, options.commit, data)
-    if options.out is None:
-        parser.error("--part needs --out, the folder for its results")
-    if not torch.cuda.is_available():
-        parser.error("--part measures a GPU, and torch finds none here; --rehearse runs all parts on the CPU")
-    place = Place(torch.device("cuda:0"), small=False)
-    return measure(options.part, place, options.out, options.commit or commit(), data)
-
-
-def measure(number: int, place: Place, out: Path, what: str, data: Path | None) -> int:
-    """Runs a part; returns the exit code."""
-    now = datetime.datetime.now(datetime.UTC)
-    about = {"run": f"{now:%Y%m%d-%H%M%S}-{number}-{os.getpid()}", "part": number, "small": place.small, "commit": what}
-    results = Results(out, {**about, "date": f"{now:%Y-%m-%d %H:%M} UTC", **place.facts()})
-    print(f"{PARTS[number].__doc__.splitlines()[0]}\n  {results.lines[0]}", flush=True)
-    began = time.monotonic()
-    part = run_part(PARTS[number], place, results, out, data)
-    print(f"part {number}: {part.rows} rows, {part.failed} failed, {time.monotonic() - began:.1f} s", flush=True)
-    return 1 if part.failed or not part.rows else 0
-
-
-def rehearse(out: Path | None, what: str | None, data: Path | None) -> int:
-    """Runs all parts in small; 1 if one of them failed, found nothing, or left a table of its own without a row."""
-    place, codes = Place(torch.device("cpu"), small=True), []
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
-    with tempfile.TemporaryDirectory() as folder:
-        out = out or Path(folder)
-        began = len(read(out / FILE))
-        for number in PARTS:
-            codes.append(measure(number, place, out, what or commit(), data))
-        lines = read(out / FILE)[began:]
-    took = [(line["run"].split("-")[2], line["seconds"]) for line in lines if line["kind"] == "end"]
-    print("seconds: " + ", ".join(f"part {number} {seconds:.1f}" for number, seconds in took), flush=True)
-    measured = {line["name"] for line in lines if line["kind"] == "row"}
-    empty = [table.name for part in PARTS.values() for table in part.TABLES if table.name not in measured]
-    if empty:
-        print(f"tables without a row: {', '.join(empty)}", file=sys.stderr)
-    return 1 if any(codes) or empty else 0
+        place = Place(torch.device("cpu"), small=True)
+        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+    else:
+        place = Place(torch.device("cuda:0"), small=False)
+        triton_cache.use(options.triton_cache)
+    if options.part:
+        seconds = options.seconds or PARTS[options.part].SECONDS
+        calls = [Call(seconds, [Step(options.part, seconds, options.only)])]
+    else:
+        calls = [CALLS[options.call]] if options.call else list(CALLS.values())
+    with tempfile.TemporaryDirectory() as folder, ahead.compiling(KERNELS_OF):
+        command = Command(place, options.out or Path(folder), options.commit or commit(), options.data)
+        codes = []
+        for call in calls:
+            codes.append(run_call(command, call, began))
+            began = time.monotonic()
+        return max(codes)
 
 
 def commit() -> str:
@@ -104,7 +118,7 @@ def the_page() -> str:
 
 def tables() -> dict[str, list[Table]]:
     """The tables of all parts, by what the part is called."""
-    return {part.__doc__.splitlines()[0].rstrip("."): part.TABLES for part in PARTS.values()}
+    return {f"{name}: {part.__doc__.splitlines()[0].rstrip('.')}": part.TABLES for name, part in PARTS.items()}
 
 
 if __name__ == "__main__":

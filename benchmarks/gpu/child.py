@@ -1,4 +1,4 @@
-"""A process of part 8: `train CONFIG RUN`, `resume CONFIG RUN`, or `short CONFIG BATCHES` without a run's folder."""
+"""A process of `soak`: `train CONFIG RUN`, `resume CONFIG RUN`, or `short CONFIG BATCHES` without a run's folder."""
 
 from __future__ import annotations
 

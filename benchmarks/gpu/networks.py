@@ -1,7 +1,8 @@
-"""Part 6: networks of clicks and graph neural networks, in examples per second."""
+"""Networks of clicks and graph neural networks, in examples per second."""
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def _step(place: Place, setting: str, who: str) -> dict[str, float]:
         OurStep(race, place.device, tensors=True) if who == "ours" else Torch(race, who == "plain", place.device)
     )
     try:
-        seconds = place.times(lambda: contestant.run(1), rounds=place.pick(5, 1))["median"]
+        seconds = place.times(lambda: contestant.run(1))["median"]
     finally:
         contestant.close()
     return {"milliseconds": 1e3 * seconds, "examples_per_second": BATCH / seconds}
@@ -85,7 +86,7 @@ def _clicks(part: Part, folder: Path) -> None:
     place, path = part.place, folder / "day.parquet"
     keys, rows, size = place.pick((5_600_000, 400_000, BATCH), (5_000, 4_000, 200))
     spec = LogSpec(categorical=26, numeric=13, keys=keys, skew=1.05)
-    write_day(path, 0, rows, spec)
+    written = functools.cache(lambda: write_day(path, 0, rows, spec))
     for name, model in list(NETWORKS.items())[: place.pick(3, 1)]:
         config = CtrConfig.build(
             {
@@ -99,8 +100,11 @@ def _clicks(part: Part, folder: Path) -> None:
         )
         for chosen in CHOSEN[: place.pick(3, 1)]:
             where, more = _settings(*chosen)
-            start = lambda config=config, more=more: start_ctr_task(config.replace(*more))[0]  # noqa: E731
-            measure = lambda start=start: measured_task(place, start(), place.pick(12.0, 0.1))  # noqa: E731
+
+            def measure(config: CtrConfig = config, more: tuple[str, ...] = more) -> dict[str, Any]:
+                written()
+                return measured_task(place, start_ctr_task(config.replace(*more))[0], place.pick(12.0, 0.1))
+
             part.measure("clicks", {"network": name, **where}, measure, needs=place.pick(25, 0))
 
 
@@ -109,22 +113,18 @@ def _encoders(part: Part, name: str, folder: Path) -> None:
     sizes, decoder, layers, batch, negatives = GRAPHS[name]
     if place.small:
         sizes, batch, negatives = (500, 4_000, 5), 100, 20
-    if part.left() < (least := place.pick(60, 0)):
-        part.miss("encoders", {"encoder": name}, f"out of time: {part.left():.0f} s were left, {least} needed")
-        return
-    graph = generated_graph(folder, *sizes)
-    config = Config.build(
-        {
+
+    def measure(more: tuple[str, ...]) -> dict[str, Any]:
+        graph = generated_graph(folder, *sizes)  # the first one prepares it
+        tree = {
             "device": str(place.device),
             "data": {"path": str(graph.path)},
             "model": {"decoder": decoder, "dimension": 50, "init_scale": 0.1},
             "encoder": {"layers": layers},
             "training": {"batch_size": batch, "negatives": {"count": negatives}, "epochs": 1000},
         }
-    )
+        return measured_task(place, GraphTask(Config.build(tree, more), graph), place.pick(12.0, 0.1))
+
     for chosen in CHOSEN[: place.pick(3, 1)]:
         where, more = _settings(*chosen)
-        measure = lambda more=more: measured_task(  # noqa: E731
-            place, GraphTask(config.replace(*more), graph), place.pick(12.0, 0.1)
-        )
-        part.measure("encoders", {"encoder": name, **where}, measure, needs=place.pick(20, 0))
+        part.measure("encoders", {"encoder": name, **where}, lambda more=more: measure(more), needs=place.pick(40, 0))

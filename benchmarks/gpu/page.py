@@ -58,7 +58,7 @@ def _runs(runs: Mapping[str, dict[str, Any]], names: Mapping[str, str]) -> str:
     if not runs:
         return f"None: {EMPTY}."
     keys = ("device", "driver", "torch", "cuda", "triton", "numba", "numpy", "python", "cpu", "cores", "commit", "date")
-    rows = [[names[run], str(line["part"]), *(str(line.get(key) or "") for key in keys)] for run, line in runs.items()]
+    rows = [[names[run], line["part"], *(str(line.get(key) or "") for key in keys)] for run, line in runs.items()]
     head = f"| {' | '.join(['run', 'part', *keys])} |\n|{'---|' * (len(keys) + 2)}"
     return "\n".join([head, *(f"| {' | '.join(row)} |" for row in rows)])
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import psutil
@@ -77,9 +78,11 @@ class Place:
         finally:
             Pipeline._make_device = real
 
-    def times(self, run: Callable[[], object], rounds: int = 5, least: float | None = None) -> dict[str, float]:
-        """Seconds of one call: median, lowest and highest of `rounds` rounds of at least `least` seconds each."""
-        least = self.pick(0.1, 0.002) if least is None else least
+    def times(self, run: Callable[[], object], rounds: int = 5, least: float = 0.1) -> dict[str, float]:
+        """Seconds of one call: median, lowest and highest of `rounds` rounds of at least `least` seconds each. In
+        small, where the number says nothing, `run` is called once."""
+        if self.small:
+            return dict.fromkeys(("median", "lowest", "highest"), self._seconds(run, 1))
         run()
         self.wait()
         calls = max(1, math.ceil(least / self._seconds(run, 2)))
@@ -140,8 +143,8 @@ def driver() -> str | None:
 
 def version_of(name: str) -> str | None:
     try:
-        return __import__(name).__version__
-    except ImportError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return None
 
 

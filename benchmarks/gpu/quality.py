@@ -1,4 +1,4 @@
-"""Part 3: quality of whole runs, on the GPU against the CPU."""
+"""Quality of whole runs, on the GPU against the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.graphs import generated_graph
-from benchmarks.gpu.part import Part, Table
+from benchmarks.gpu.part import Missing, Part, Table
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
@@ -94,19 +94,20 @@ def run(part: Part) -> None:
 
 def _on(part: Part, name: str, device: str, folder: Path) -> None:
     """Trains on a data set, if it is at hand and there is time."""
-    known, where = SETS[name], {"data": name, "device": device}
-    if not part.place.small and (absent := _absent(part.data, known.files)):
-        part.miss("quality", where, f"not here: {', '.join(absent)} (in MARIUS_OAC_DATA, or --data)")
-        return
-    try:
+
+    def trained() -> Mapping[str, Any]:
+        known = SETS[name]
+        if not part.place.small and (absent := _absent(part.data, known.files)):
+            raise Missing(f"not here: {', '.join(absent)} (in MARIUS_OAC_DATA, or --data)")
         config = known.open(part, Config.load(EXAMPLES / known.example), folder).replace(f"device={device}")
         if part.place.small:
             config = config.replace(*SMALL, *(SMALL_GRAPH if config.task == "graph" else ()))
         needs = 1.2 * _projected(part, config) + part.place.pick(15, 0)
-    except Exception as error:
-        part.fail("quality", where, error)
-        return
-    part.measure("quality", where, lambda: _trained(part, config, known.known, folder / f"run-{name}-{device}"), needs)
+        if part.left() < needs:
+            raise Missing(f"out of time: {part.left():.0f} s were left, {needs:.0f} needed")
+        return _trained(part, config, known.known, folder / f"run-{name}-{device}")
+
+    part.measure("quality", {"data": name, "device": device}, trained)
 
 
 def _absent(data: Path | None, files: tuple[str, ...]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Part 7: evaluation and prediction."""
+"""Evaluation and prediction."""
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,16 +48,13 @@ DECODERS = {"complex": ("complex", 2), "transe L2": ("transe", 2), "transe L1": 
 def run(part: Part) -> None:
     place = part.place
     entities, count = place.pick((14_541, 20_466), (300, 200))
-    asked = Asked.of(place, entities, count, plain=True)
     for name in place.pick(tuple(DECODERS), ("complex", "rotate")):
-        _evaluation(part, name, entities, asked)
-    del asked
-    entities, count = place.pick((2_000_000, 1_000), (500, 100))
-    _evaluation(part, "complex", entities, Asked.of(place, entities, count, plain=False))
+        _evaluation(part, name, entities, count, plain=True)
+    _evaluation(part, "complex", *place.pick((2_000_000, 1_000), (500, 100)), plain=False)
     with tempfile.TemporaryDirectory() as folder:
-        graph = generated_graph(Path(folder), *place.pick((200_000, 400_000, 50), (300, 2_000, 5)))
-        where = {"what": "tails, ComplEx", "entities": graph.num_nodes}
-        part.measure("prediction", where, lambda: _tails(place, graph))
+        sizes = place.pick((200_000, 400_000, 50), (300, 2_000, 5))
+        where = {"what": "tails, ComplEx", "entities": sizes[0]}
+        part.measure("prediction", where, lambda: _tails(place, generated_graph(Path(folder), *sizes)))
         part.measure("prediction", {"what": "clicks, DeepFM", "entities": None}, lambda: _clicks(place, Path(folder)))
 
 
@@ -85,32 +83,36 @@ class Asked:
         return cls(edges, KnownAnswers.build([every], edges, RELATIONS), answers)
 
 
-def _evaluation(part: Part, name: str, entities: int, asked: Asked) -> None:
-    place, edges, count = part.place, asked.edges, len(asked.edges)
-    scorer, values = _scorer(place, name, entities, RELATIONS)
-    on_device, tensor = values.to(place.device), torch.from_numpy(edges.astype(np.int64)).to(place.device)
-    ranks: dict[str, float] = {}
+def _evaluation(part: Part, name: str, entities: int, count: int, plain: bool) -> None:
+    place = part.place
 
-    def ours() -> None:
-        ranks["mrr"] = evaluate(scorer, edges, asked.known, memory=place.pick(4096, 256)).filtered.both.mrr
+    @functools.cache
+    def contestants() -> dict[str, Callable[[], float | None]]:
+        """What each returns is the MRR."""
+        asked = Asked.of(place, entities, count, plain)
+        scorer, values = _scorer(place, name, entities, RELATIONS)
+        on_device, edges = values.to(place.device), torch.from_numpy(asked.edges.astype(np.int64)).to(place.device)
 
-    def plainly() -> None:
-        found = plain_ranks(scorer.decoder, on_device, scorer.relations, tensor, asked.plain)
-        ranks["mrr"] = (1 / found.double()).mean().item()
+        def plainly() -> float:
+            found = plain_ranks(scorer.decoder, on_device, scorer.relations, edges, asked.plain)
+            return (1 / found.double()).mean().item()
 
-    who: dict[str, Callable[[], None]] = {"ours": ours}
-    if asked.plain is not None:
-        who["plain"] = plainly
-        if name == "complex":
-            who["products"] = lambda: bare_products(on_device, 2 * count)
-    for contestant, compute in who.items():
-        where = {"decoder": name, "entities": entities, "edges": count, "who": contestant}
+        memory = place.pick(4096, 256)
+        return {
+            "ours": lambda: evaluate(scorer, asked.edges, asked.known, memory=memory).filtered.both.mrr,
+            "plain": plainly,
+            "products": lambda: bare_products(on_device, 2 * count),
+        }
 
-        def measured(compute: Callable[[], None] = compute) -> dict[str, Any]:
-            ranks.clear()
-            seconds = place.times(compute, rounds=3, least=0)["median"]
-            return {"seconds": seconds, "scores_per_second": 2 * count * entities / seconds, **ranks}
+    for who in ["ours", *(["plain"] if plain else []), *(["products"] if plain and name == "complex" else [])]:
 
+        def measured(who: str = who) -> dict[str, Any]:
+            found = []
+            seconds = place.times(lambda: found.append(contestants()[who]()), rounds=3, least=0)["median"]
+            mrr = {"mrr": found[-1]} if who != "products" else {}
+            return {"seconds": seconds, "scores_per_second": 2 * count * entities / seconds, **mrr}
+
+        where = {"decoder": name, "entities": entities, "edges": count, "who": who}
         part.measure("evaluation", where, measured, needs=place.pick(10, 0))
 
 

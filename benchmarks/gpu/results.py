@@ -2,7 +2,8 @@
 
 | kind | what |
 |---|---|
-| `run` | one command: machine, versions, commit, date, part; every other line names it |
+| `run` | one part of one command: machine, versions, commit, date; every other line names it |
+| `plan` | `measurements` that the part will make, each as `[name, where]` |
 | `row` | `name` of the measurement, `where` (its settings), `found` (what was measured), `seconds` that it took |
 | `missing` | a measurement that was not made, and why |
 | `error` | a measurement that failed, with its error |
@@ -31,8 +32,17 @@ class Results:
 
     def _append(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(self.path, line)
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Adds a line, also behind one that a kill has cut."""
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(line).encode() + b"\n")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -44,3 +54,11 @@ def read(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             print(f"{path}: left out a line that is no JSON: {line[:60]!r}")
     return lines
+
+
+def unaccounted(path: Path, run: str) -> list[tuple[str, dict[str, Any]]] | None:
+    """What a run has planned and says nothing of, in its order; None where it has no plan yet."""
+    lines = [line for line in read(path) if line["run"] == run]
+    told = [(line["name"], line["where"]) for line in lines if line["kind"] in ("row", "missing", "error")]
+    plans = [line["measurements"] for line in lines if line["kind"] == "plan"]
+    return [(name, where) for name, where in plans[0] if (name, where) not in told] if plans else None

@@ -1,7 +1,8 @@
-"""Part 8: a short run under compute-sanitizer, and a run that is killed and resumed again and again."""
+"""A short run under compute-sanitizer, and a run that is killed and resumed again and again."""
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -9,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.graphs import generated_graph
-from benchmarks.gpu.part import Part, Table
+from benchmarks.gpu.part import Missing, Part, Table
 from marius_oac.config.link_prediction import Config
 from tests.graphs import workers
 
@@ -38,7 +39,7 @@ PLACES = (Path("/usr/local/cuda/bin"), Path("/usr/local/cuda/compute-sanitizer")
 
 def run(part: Part) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        config = _config(part, Path(folder))
+        config = functools.cache(lambda: _config(part, Path(folder)))
         _soak(part, config, Path(folder))
         _sanitize(part, config)
 
@@ -70,22 +71,20 @@ def _child(part: Part, *words: object) -> list[str]:
     return [sys.executable, "-m", "benchmarks.gpu.child", *map(str, words), *small]
 
 
-def _soak(part: Part, config: Path, folder: Path) -> None:
+def _soak(part: Part, config: Callable[[], Path], folder: Path) -> None:
     def whole() -> dict[str, Any]:
-        _to_its_end(part, "train", config, folder / "whole")
+        _to_its_end(part, "train", config(), folder / "whole")
         return _outcome(folder / "whole") | {"kills": 0}
 
-    first = part.measure("soak", {"run": "to its end"}, whole, needs=part.place.pick(120, 0))
-    if first is None:
-        part.miss("soak", {"run": "killed"}, "there is nothing to compare it with")
-        return
-
     def killed() -> dict[str, Any]:
-        kills = _killed(part, config, folder / "killed")
+        if not (folder / "whole" / "summary.json").exists():
+            raise Missing("there is nothing to compare it with")
+        kills = _killed(part, config(), folder / "killed")
         found = _outcome(folder / "killed")
-        same = found["bits"] == first["bits"]
+        same = found["bits"] == _outcome(folder / "whole")["bits"]
         return found | {"kills": kills, "same": same, "right": same}
 
+    part.measure("soak", {"run": "to its end"}, whole, needs=part.place.pick(120, 0))
     part.measure("soak", {"run": "killed"}, killed, needs=part.place.pick(120, 0))
 
 
@@ -154,19 +153,21 @@ def _outcome(path: Path) -> dict[str, Any]:
     return {"batches": summary["training.batches"], "mrr": summary["test.filtered.mrr"], "bits": bits}
 
 
-def _sanitize(part: Part, config: Path) -> None:
+def _sanitize(part: Part, config: Callable[[], Path]) -> None:
     if part.place.small:  # the short run alone, without a tool
-        part.measure("sanitizer", {"tool": "none"}, lambda: _checked(part, config, []))
+        part.measure("sanitizer", {"tool": "none"}, lambda: _checked(part, config(), []))
         return
     found = shutil.which(SANITIZER) or next(
         (str(each / SANITIZER) for each in PLACES if (each / SANITIZER).exists()), ""
     )
-    for tool in TOOLS:
+
+    def checked(tool: str) -> dict[str, Any]:
         if not found:
-            part.miss("sanitizer", {"tool": tool}, f"there is no {SANITIZER} here")
-            continue
-        words = [found, "--tool", tool, "--error-exitcode", "99"]
-        part.measure("sanitizer", {"tool": tool}, lambda words=words: _checked(part, config, words), needs=30)
+            raise Missing(f"there is no {SANITIZER} here")
+        return _checked(part, config(), [found, "--tool", tool, "--error-exitcode", "99"])
+
+    for tool in TOOLS:
+        part.measure("sanitizer", {"tool": tool}, lambda tool=tool: checked(tool), needs=30)
 
 
 def _checked(part: Part, config: Path, tool: Sequence[str]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_benchmarks_are_found():
 
 def test_a_benchmark_runs_with_the_kernels_that_numpy_chooses():
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.wheels", "--help"],
+        [sys.executable, "-m", "benchmarks.gpu.warm", "--help"],
         env=os.environ | {"OPENBLAS_CORETYPE": "Haswell"}, cwd=FOLDER.parent, timeout=60,
         capture_output=True, text=True,
     )  # fmt: skip
