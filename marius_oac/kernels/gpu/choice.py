@@ -10,9 +10,11 @@ import functools
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from marius_oac.runtime.console import logger
+from marius_oac.runtime.files.owned import exchangeable
 
 _forced: list[bool] = []
 
@@ -52,5 +54,9 @@ def _is_there() -> bool:
             "Triton is missing: the GPU computes by torch's operations alone, with more memory and more launches; "
             "pip install 'marius_oac[gpu]'"
         )
+        return False
+    cache = Path(importlib.import_module("triton.knobs").cache.dir)
+    if place := exchangeable(cache):  # libraries are loaded from there
+        logger.warning(f"Triton's cache {cache} is not used: {place}; the GPU computes by torch's operations alone")
         return False
     return True

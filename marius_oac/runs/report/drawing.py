@@ -83,7 +83,8 @@ def _draw(name: str, paint: Paint, width: int, height: int, left: int) -> str:
         "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "lines.linewidth": 1.9,
         "xtick.major.size": 3, "ytick.major.size": 0, "axes.spines.left": False,
     }  # fmt: skip
-    with matplotlib.rc_context(style):
+    usual = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
+    with matplotlib.rc_context(usual | style):
         figure = Figure(figsize=(width / 72, height / 72))
         FigureCanvasSVG(figure)
         # Matplotlib's own layouts measure each text, and take as long as all the rest.

@@ -13,7 +13,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -141,13 +141,17 @@ def _start(ray: ModuleType, **options: Any) -> None:
 def _init(ray: ModuleType, **options: Any) -> None:
     """`ray.init`, whose handler of SIGTERM, which ends the process with another exit code, stays for that long alone.
 
+    Ray has actors import from the folder that it is called in, before everything else, and starts its own processes
+    there. So that is not the present folder: what lies there is not to be taken for a module.
+
     Raises:
         StopSignal: it was called.
     """
     here = threading.current_thread() is threading.main_thread()
     ours = signal.getsignal(signal.SIGTERM) if here else None
     try:
-        ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        with chdir("/"):
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
     except SystemExit as error:
         if error.code != signal.SIGTERM:
             raise
