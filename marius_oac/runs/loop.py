@@ -341,8 +341,7 @@ class TrainingLoop:
         better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
         line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.batch_index - 1}
         self.folder.metrics.add(line | {"training.seconds": self.position.total.seconds} | metrics)
-        said = f"  valid {metric} {value:.4f} after epoch {epochs}"
-        progress.say(said, *([Painted(" (best so far)", GREEN)] if better else []))
+        progress.say(f"  valid {metric} {value:.4f} after epoch {epochs}", Painted(" (best so far)" * better, GREEN))
         if better:
             self.position = replace(self.position, best=value, best_epoch=epochs, worse=0)
             self.folder.checkpoints.mark_best(name_of(self.position.batch_index))

@@ -82,7 +82,7 @@ def line_of(*pieces: str | Painted) -> str:
     colours, terminal = shows_colours(), is_terminal()
     texts = ((each, 0) if isinstance(each, str) else each for each in pieces)
     return "".join(
-        _in_colour(text, colour) if colour and colours else escaped(text) if terminal else text
+        _in_colour(text, colour) if text and colour and colours else escaped(text) if terminal else text
         for text, colour in texts
     )
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marius_oac.errors import InputError, NodeLost
+from marius_oac.errors import InputError, NodeLost, how_to_install
 from marius_oac.nodes.launch.agent import LOST
 from marius_oac.nodes.launch.frozen import is_stopped
 from marius_oac.nodes.launch.on_ray import cluster as on_ray_cluster
@@ -530,7 +530,7 @@ def test_mistakes_are_refused_before_anything_starts(train, words, part):
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_the_extra_is_named(train, tmp_path):
     code, _, err = train("--on", "ray", "--trainers", 2)
-    assert code == 2 and err == ["marius-oac: --on ray: Ray is not installed: pip install 'marius-oac[ray]'"]
+    assert code == 2 and err == [f"marius-oac: --on ray: Ray is not installed: {how_to_install('ray')}"]
     assert not (tmp_path / "run").exists()
 
 

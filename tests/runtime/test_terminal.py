@@ -1,4 +1,4 @@
-"""What a file or a name holds is no command to a terminal: there it is escaped; into pipes and files it goes as it is."""
+"""What a file or a name holds is no command to a terminal: it is escaped there, and goes as it is into pipes."""
 
 import io
 import os

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from marius_oac.errors import how_to_install
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.owned import exchangeable
 
@@ -52,7 +53,7 @@ def _is_there() -> bool:
     except ImportError:
         logger.warning(
             "Triton is missing: the GPU computes by torch's operations alone, with more memory and more launches; "
-            "pip install 'marius_oac[gpu]'"
+            f"{how_to_install('gpu')}"
         )
         return False
     cache = Path(importlib.import_module("triton.knobs").cache.dir)

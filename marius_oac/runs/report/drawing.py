@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, how_to_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise InputError("needs Matplotlib: pip install 'marius-oac[report]'", "marius-oac report") from None
+        raise InputError(f"needs Matplotlib: {how_to_install('report')}", "marius-oac report") from None
 
 
 def draw(name: str, paint: Paint, height: int = 250, left: int = 52) -> dict[str, str]:

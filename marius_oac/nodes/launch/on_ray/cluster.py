@@ -18,14 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from marius_oac.errors import InputError, NodeLost
+from marius_oac.errors import InputError, NodeLost, how_to_install
 from marius_oac.nodes.launch.agent import variables
 from marius_oac.nodes.launch.cluster import this_machine
 from marius_oac.nodes.launch.frozen import frozen_end
 from marius_oac.nodes.launch.on_ray.reaper import reaping, users_of
 from marius_oac.runtime.signals import StopSignal
 
-EXTRA = "Ray is not installed: pip install 'marius-oac[ray]'"
+EXTRA = f"Ray is not installed: {how_to_install('ray')}"
 _OBJECTS = 80 << 20  # bytes of Ray's object store, about the least that it takes: no rows go through it
 _LONGEST = 24  # characters of a folder for Ray's sockets, whose paths may have 107
 _LONGEST_NOTE = 1024  # characters
