@@ -257,6 +257,18 @@ def test_an_instance_that_does_not_start_is_one_line(monkeypatch):
     assert shut == [True]
 
 
+def test_actors_import_nothing_from_the_folder_that_a_run_is_started_in(monkeypatch, tmp_path):
+    """Ray gives them the driver's present folder, before everything else on Python's path."""
+    seen = []
+    ray = SimpleNamespace(init=lambda **_: seen.append(os.getcwd()), shutdown=lambda: None, is_initialized=bool)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(on_ray_cluster, "running", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with on_ray_cluster.cluster(2, "token", 60.0):
+        assert seen == ["/"] and os.getcwd() == str(tmp_path)
+
+
 @pytest.mark.parametrize("code", [int(signal.SIGTERM), 3])
 def test_a_signal_while_an_instance_starts_stops_the_run_and_another_end_is_none(monkeypatch, code):
     before, shut = signal.getsignal(signal.SIGTERM), []

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from marius_oac.kernels import ahead
+from marius_oac.kernels.cpu import jit
 from marius_oac.kernels.gpu import choice
 from marius_oac.runtime.files import owned
 from marius_oac.runtime.files.owned import exchangeable
@@ -98,7 +99,8 @@ def test_a_group_counts_as_the_user_that_it_was_made_for(folder, monkeypatch, gr
     owned._is_own.cache_clear()
 
 
-@pytest.mark.parametrize("where", ["others", pytest.param("relative", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["others", "relative"])
 def test_kernels_are_not_kept_where_others_may_write_and_a_note_says_so(folder, where):
     folder.chmod(0o777)
     given = str(folder) if where == "others" else "cache"
@@ -112,6 +114,15 @@ def test_kernels_are_not_kept_where_others_may_write_and_a_note_says_so(folder, 
     assert done.stdout == "NullCache\n" and done.returncode == 0
     assert done.stderr.startswith("compiled code is not kept in") and why in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and not list(folder.rglob("*.nb*"))
+
+
+def test_only_beside_the_source_are_kernels_kept_where_others_may_write(folder):
+    """Python's bytecode is read from there, too."""
+    folder.chmod(0o777)
+    beside = folder.parent / "__pycache__"
+    folder.rename(beside)
+    assert jit._unsafe(beside, folder.parent / "source.py") == ""
+    assert jit._unsafe(beside, folder.parent / "other" / "source.py").endswith(f": others may write to {beside}")
 
 
 def test_nothing_is_compiled_ahead_into_such_a_folder(folder, monkeypatch):

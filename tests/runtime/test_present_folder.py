@@ -64,6 +64,7 @@ def test_a_folder_that_is_gone_to_later_has_no_say_either(place):
     assert not (place.parent / "fired").exists() and not (place.parent / "opened").read_text()
 
 
+@pytest.mark.slow
 def test_processes_that_compile_open_nothing_there(place):
     record = place.parent / "record.txt"
     record.write_text("some kernels.cpu.random.mix(uint64)\nsome kernels.cpu.bfloat16.rounded_bits(uint32)\n")

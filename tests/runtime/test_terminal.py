@@ -17,6 +17,7 @@ from marius_oac.errors import InputError
 from marius_oac.runtime import console, progress
 from marius_oac.runtime.console import escaped
 from marius_oac.training import local as training
+from tests.run_folders import slow
 
 HOSTILE = {
     "\x1b[2J": "\\x1b[2J", "\x1b]0;title\x07": "\\x1b]0;title\\x07", "\x9b31m": "\\x9b31m", "\x7f": "\\x7f",
@@ -171,7 +172,7 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
-QUICK = {
+COMMANDS = {
     "predict": ["predict", "RUN", "--head", f"{NAME}1", "--relation", f"r1{NAME}"],
     "eval": ["eval", "RUN"],
     "verify": ["verify", "RUN"],
@@ -193,14 +194,16 @@ QUICK = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [name if name in ("predict", "eval", "verify", "bad key") else slow(name) for name in COMMANDS]
+)
 def test_no_command_writes_a_name_raw(run, tmp_path, screen, name):
     places = {"RUN": run, "EDGES": run.parent / "edges.tsv", "OUT": tmp_path / NAME, "CONFIG": run / "config.yaml",
               "COPY": tmp_path / f"copy{NAME}"}  # fmt: skip
-    if "COPY" in QUICK[name]:
+    if "COPY" in COMMANDS[name]:
         shutil.copytree(run, places["COPY"])
     words = [str(places.get(word.partition(".")[0], word)) + (word[3:] if word.startswith("OUT.") else "")
-             for word in QUICK[name]]  # fmt: skip
+             for word in COMMANDS[name]]  # fmt: skip
     with screen:
         cli.main(words)
     said = screen.said
