@@ -1,4 +1,4 @@
-"""Pictures, drawn by matplotlib into files: `pip install marius-oac[plots]`."""
+"""Pictures, drawn by matplotlib into files: `pip install '.[plots]'`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def check(parser: ArgumentParser) -> None:
     """Ends a program that will draw and can't, with a line of its parser: before the run, not after it."""
     if find_spec("matplotlib") is None:
-        parser.error("pictures take matplotlib: pip install marius-oac[plots]")
+        parser.error("pictures take matplotlib: pip install '.[plots]'")
 
 
 def subplots(*shape: int, **options: Any) -> tuple[Figure, Any]:

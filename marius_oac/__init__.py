@@ -9,7 +9,11 @@
 Names are imported when they are first used: importing the package, or its config, loads neither torch nor numba.
 """
 
-from importlib import import_module  # and nothing else: `__main__` says why
+from importlib import import_module  # and nothing else of Python's: `__main__` says why
+
+from marius_oac.runtime import present_folder
+
+present_folder.ignored()
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""dgl's graphs, samplers and layers with this package (`pip install 'marius-oac[dgl]'`): what users import.
+"""dgl's graphs, samplers and layers with this package (`pip install '/path/to/marius_oac[dgl]'`): what users import.
 
 `load` imports dgl as this package needs it; `to_dgl` and `from_dgl` convert a block, `prepare_dgl` and `to_dgl_graph` a
 graph; `write_dgl` and `write_dgl_csv` write dgl's files; `DglLayer` makes a `dgl.nn` module a layer of an encoder.

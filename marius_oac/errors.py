@@ -49,6 +49,12 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
 
 
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra of this package: from its own folder, as it is on no registry of packages,
+    where anybody may take its name."""
+    return f"pip install '/path/to/marius_oac[{extra}]' (the folder with setup.cfg, or a wheel)"
+
+
 _MOST_LINES = 10
 
 

@@ -123,6 +123,8 @@ def _start(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *r
     variables = dict(os.environ if env is None else env)
     whole, is_bound = args, bool(_BOUND) and isinstance(args, list | tuple) and list(args[: len(_BOUND)]) == _BOUND
     args = args[len(_BOUND) :] if is_bound else args
+    if isinstance(args, list | tuple) and args[1:2] == type(args)(["-P"]):  # what is forked imports nothing anew
+        args = [args[0], *args[2:]]
     plain = not (executable or preexec_fn or pass_fds or shell or any(map(os.isatty, streams))) and close_fds
     if not plain or (*of_user, group) != (None, None, None, -1, -1) or not _forks(args, variables):
         _start_anew(self, whole, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)

@@ -21,8 +21,9 @@ from marius_oac.cli.report_arguments import add_report, add_watch, make_report, 
 from marius_oac.cli.tune_arguments import add_tune
 from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
+from marius_oac.runtime import present_folder
 from marius_oac.runtime.command import check_present_folder, check_system, end_at_once, run_command
-from marius_oac.runtime.console import answer, report
+from marius_oac.runtime.console import answer, answer_rows, report
 from marius_oac.runtime.imports import imports
 
 if TYPE_CHECKING:
@@ -209,8 +210,7 @@ def _predict(args: argparse.Namespace) -> None:
     if isinstance(found, Path):
         report(found)
         return
-    for name, score in found:
-        answer(f"{score:.6g}\t{name}")
+    answer_rows((f"{score:.6g}", name) for name, score in found)
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -376,6 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int | None:
         check_system()
+        present_folder.ignored_by_drawings()
         words = sys.argv[1:] if argv is None else list(argv)
         if words[:1] and (new := COMMANDS.get(words[0])):
             tell(words[0], new)

@@ -15,7 +15,7 @@ def add_kuberay(parser: argparse.ArgumentParser) -> None:
     """The arguments of `kuberay`."""
     parser.add_argument("config", type=Path, nargs="?", help="configuration file (YAML), with paths as in the pods")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="run folder, below --mount")
-    parser.add_argument("--image", required=True, help="container image with marius-oac[ray]")
+    parser.add_argument("--image", required=True, help="container image with this package and its extra ray")
     parser.add_argument("--claim", required=True, help="PersistentVolumeClaim with the data, writable by all pods")
     parser.add_argument(
         "--mount", default="/data", metavar="PATH", help="mount path of the claim in the pods (default: /data)"

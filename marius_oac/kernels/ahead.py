@@ -31,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from marius_oac.runtime.console import say
+from marius_oac.runtime.files.owned import exchangeable
 
 RECORD = Path(__file__).with_name("signatures.txt")
 MOST_PROCESSES = 4  # the longest chain of kernels takes a third of the time of all
@@ -232,13 +233,13 @@ def processes() -> int:
 
 
 def cache_folder() -> Path | None:
-    """A folder beside Numba's cache; None where there is no place."""
+    """A folder beside Numba's cache; None where there is no place, or others could write there, too."""
     if given := os.environ.get("NUMBA_CACHE_DIR"):
-        return Path(given)
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+        return None if exchangeable(Path(given)) else Path(given)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     for folder in (_HERE / "cpu" / "__pycache__", Path(home) / "numba"):
         near = next(each for each in (folder, *folder.parents) if each.exists())
-        if os.access(near, os.W_OK | os.X_OK):
+        if os.access(near, os.W_OK | os.X_OK) and (folder.parent == _HERE / "cpu" or not exchangeable(folder)):
             return folder
     return None
 

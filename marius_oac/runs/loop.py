@@ -32,7 +32,7 @@ from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress, f
 from marius_oac.runs.session import Session, name_of_device
 from marius_oac.runs.sharded.in_memory import hold
 from marius_oac.runs.sharded.scaling import Change, TrainersChange
-from marius_oac.runtime.console import BOLD, GREEN, logger, painted
+from marius_oac.runtime.console import BOLD, GREEN, Painted, logger
 from marius_oac.runtime.resuming import resume_command
 from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
 
@@ -318,8 +318,8 @@ class TrainingLoop:
         line |= totals.metrics() | run | self.session.source.metrics() | self.session.task.summary()
         self.folder.metrics.add(line)
         loss, rate = totals.mean_loss(), totals.rate()
-        name = painted(f"epoch {epoch + 1} of {len(self.schedule.ends)}:", BOLD)
-        progress.say(f"{name} loss {loss:.4f}, {rate:,.0f} examples/s")
+        name = Painted(f"epoch {epoch + 1} of {len(self.schedule.ends)}:", BOLD)
+        progress.say(name, f" loss {loss:.4f}, {rate:,.0f} examples/s")
 
     def _of_all(self, totals: Totals) -> Totals:
         """The totals of all processes."""
@@ -341,7 +341,7 @@ class TrainingLoop:
         better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
         line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.batch_index - 1}
         self.folder.metrics.add(line | {"training.seconds": self.position.total.seconds} | metrics)
-        progress.say(f"  valid {metric} {value:.4f} after epoch {epochs}" + painted(" (best so far)", GREEN) * better)
+        progress.say(f"  valid {metric} {value:.4f} after epoch {epochs}", Painted(" (best so far)" * better, GREEN))
         if better:
             self.position = replace(self.position, best=value, best_epoch=epochs, worse=0)
             self.folder.checkpoints.mark_best(name_of(self.position.batch_index))

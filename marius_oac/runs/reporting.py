@@ -15,7 +15,7 @@ from marius_oac.kernels import ahead
 from marius_oac.pipeline.setting import STAGES, Setting
 from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runs.memory.plan import MemoryPlan, peak_rss
-from marius_oac.runtime.console import NOTICES, say
+from marius_oac.runtime.console import NOTICES, Painted, line_of, say
 from marius_oac.runtime.progress import LINE_SECONDS as LINE_SECONDS
 from marius_oac.runtime.progress import make_bar
 
@@ -222,12 +222,12 @@ class TrainingProgress:
         if due:
             self._next_line = time.monotonic() + (LINE_SECONDS if self._bar is None else BAR_SECONDS)
 
-    def say(self, line: str) -> None:
+    def say(self, *pieces: str | Painted) -> None:
         """Prints a line, above the bar if there is one."""
         if self._bar is not None:
-            self._bar.write(line, file=NOTICES)
+            self._bar.write(line_of(*pieces), file=NOTICES)
         elif self._shown:
-            say(line)
+            say(*pieces)
 
     def __enter__(self) -> TrainingProgress:
         return self

@@ -85,14 +85,14 @@ def _run(program: str, work: Callable[[], int | None], stops: Requests) -> int:
         if signal_behind(error) is not None and not isinstance(error, Interrupted):
             raise
         stops.settle()
-        name = console.painted(f"{program}:", console.RED)
-        console.say("\n".join(f"{name} {line}" for line in error.lines))
+        for line in error.lines:
+            console.say(console.Painted(f"{program}:", console.RED), f" {line}")
         return error.exit_code
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
         reason = failure_of_machine(error)
         if reason is None:
             raise
-        console.say(f"{console.painted(f'{program}:', console.RED)} {reason}")
+        console.say(console.Painted(f"{program}:", console.RED), f" {reason}")
         return 2
 
 

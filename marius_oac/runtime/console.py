@@ -8,6 +8,8 @@ Guarantees:
 - A stream that is closed, full or gone (EPIPE, EIO, ENOSPC, no stream at all) stops no work and changes no exit code.
   The exception is output that the user has asked for (`answer`): if it can't be written, that is an error. A reader
   that stops early, such as `| head`, is no error.
+- What a file or a name holds is no command to a terminal: there all that is written is escaped (`escaped`) but colours
+  of our own (`Painted`) and bars. Into pipes and files it goes as it is.
 - A file that the program opens never gets the number of a standard stream that was closed (`open_standard_streams`):
   messages would be written into it.
 """
@@ -17,10 +19,14 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator
+import traceback
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Any, NamedTuple, TextIO
 
 from marius_oac.errors import InputError
 
@@ -28,7 +34,14 @@ logger = logging.getLogger("marius_oac")
 _relayed = False
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
-"""Of `painted`: parameters of the terminal's sequence for colours (ECMA-48, SGR)."""
+"""Of `Painted`: parameters of the terminal's sequence for colours (ECMA-48, SGR)."""
+
+
+class Painted(NamedTuple):
+    """Text of this program's own in a colour, or bold, for standard error; as it is where that takes no colours."""
+
+    text: str
+    colour: int
 
 
 @contextmanager
@@ -54,21 +67,48 @@ def standard_error() -> Iterator[None]:
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say((painted("note:", YELLOW) + " " if record.levelno >= logging.WARNING else "") + record.getMessage())
+        note = (Painted("note:", YELLOW), " ") if record.levelno >= logging.WARNING else ()
+        say(*note, record.getMessage())
 
 
-def say(text: str) -> None:
-    """Writes lines to standard error, if possible."""
-    NOTICES.write(text + "\n")
+def say(*pieces: str | Painted) -> None:
+    """Writes lines to standard error, if possible: the pieces one after the other."""
+    NOTICES.write(line_of(*pieces) + "\n")
     NOTICES.flush()
+
+
+def line_of(*pieces: str | Painted) -> str:
+    """What `say` writes of them, without the end of the line."""
+    colours, terminal = shows_colours(), is_terminal()
+    texts = ((each, 0) if isinstance(each, str) else each for each in pieces)
+    return "".join(
+        _in_colour(text, colour) if text and colour and colours else escaped(text) if terminal else text
+        for text, colour in texts
+    )
+
+
+_UNUSUAL = re.compile(r"[^ -~\n\t]")
+_COMMANDS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_JOINERS = "\u200c\u200d"  # of Persian and Indic scripts, and of emoji
+
+
+def escaped(text: str) -> str:
+    """A text as a terminal may be given it: what is a command there (C0, C1, DEL, and so every sequence of ANSI), turns
+    the direction of writing, is invisible or no character is written as Python would. Line ends and tabs stay."""
+    return _UNUSUAL.sub(_harmless, text)
+
+
+def _harmless(match: re.Match[str]) -> str:
+    found = match.group()
+    return ascii(found)[1:-1] if unicodedata.category(found) in _COMMANDS and found not in _JOINERS else found
 
 
 def report(text: object) -> None:
     """Writes the result of finished work to standard output, if possible; a failure to write is no error. Of several
     lines the first is their title."""
     if _is_open(sys.stdout):
-        title, *lines = str(text).split("\n")
-        if lines and sys.stdout.isatty() and _wanted():
+        title, *lines = _for_output(text).split("\n")
+        if lines and _is_on_terminal() and _wanted():
             title = _in_colour(title, BOLD)
         try:
             sys.stdout.write("\n".join([title, *lines, ""]))
@@ -78,12 +118,13 @@ def report(text: object) -> None:
 
 
 def relay(output: bytes, errors: bytes) -> None:
-    """Writes what another process has written to its standard output and standard error, if possible."""
+    """Writes what another process has written to its standard output and standard error, if possible. The latter it
+    has escaped itself, if it is for a terminal (`shown_on_a_terminal`), and may hold its bars."""
     NOTICES.write(errors.decode("utf-8", "replace"))
     NOTICES.flush()
     if output and _is_open(sys.stdout):
         try:
-            sys.stdout.write(output.decode("utf-8", "replace"))
+            sys.stdout.write(_for_output(output.decode("utf-8", "replace")))
             sys.stdout.flush()
         except OSError:
             _let_go(sys.stdout)
@@ -97,8 +138,23 @@ def answer(text: object) -> None:
     """
     if _is_open(sys.stdout):
         with _asked_for():
-            sys.stdout.write(f"{text}\n")
+            sys.stdout.write(f"{_for_output(text)}\n")
             sys.stdout.flush()
+
+
+def answer_rows(rows: Iterable[Sequence[object]]) -> None:
+    """`answer` for lines of cells with tabs between them. On a terminal a cell that has line ends stays on its line."""
+    for row in rows:
+        cells = [str(each).replace("\n", "\\n") if _is_on_terminal() else str(each) for each in row]
+        answer("\t".join(cells))
+
+
+def _for_output(text: object) -> str:
+    return escaped(str(text)) if _is_on_terminal() else str(text)
+
+
+def _is_on_terminal() -> bool:
+    return _is_open(sys.stdout) and sys.stdout.isatty()
 
 
 def finish() -> None:
@@ -121,11 +177,6 @@ def let_go() -> None:
 def is_terminal() -> bool:
     """Whether standard error is a terminal, or another process relays it to one (`shown_on_a_terminal`)."""
     return _is_open(sys.stderr) and (_relayed or sys.stderr.isatty())
-
-
-def painted(text: str, colour: int) -> str:
-    """The text in a colour, or bold, for standard error; as it is where that is no terminal, or takes no colours."""
-    return _in_colour(text, colour) if shows_colours() else text
 
 
 def shows_colours() -> bool:
@@ -158,8 +209,14 @@ def open_standard_streams() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
+    sys.excepthook = _say_traceback
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.closed:
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """In place of Python's own, which writes messages to a terminal as they are."""
+    say("".join(traceback.format_exception(kind, error, trace)).removesuffix("\n"))
 
 
 @contextmanager

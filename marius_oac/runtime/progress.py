@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from marius_oac.runtime.console import NOTICES, is_terminal, say, shows_colours
+from marius_oac.runtime.console import NOTICES, escaped, is_terminal, say, shows_colours
 
 FIRST_SECONDS = 2.0  # work that ends sooner is not shown
 LINE_SECONDS = 10.0  # plain lines come no faster than that
@@ -20,6 +20,8 @@ def make_bar(unit: str, total: int | None, **options: Any) -> tqdm | None:
     if not is_terminal():
         return None
     colour = "green" if shows_colours() else None
+    if "desc" in options:
+        options["desc"] = escaped(options["desc"])
     return tqdm(unit=unit, total=total, file=NOTICES, dynamic_ncols=True, leave=False, colour=colour, **options)
 
 

@@ -47,4 +47,4 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_the_run(monkeypatch, c
     with pytest.raises(SystemExit) as end:
         import_module("benchmarks.clicks.days").main()
     assert end.value.code == 2
-    assert capsys.readouterr().err.endswith("error: pictures take matplotlib: pip install marius-oac[plots]\n")
+    assert capsys.readouterr().err.endswith("error: pictures take matplotlib: pip install '.[plots]'\n")

@@ -78,10 +78,36 @@ def mapped_with_their_place(path):
             assert not writes or "os.posix_fallocate" in text or node.name == "mapped_again", f"line {node.lineno}"
 
 
+FILES = [path for folder in ("marius_oac", "tests", "benchmarks", "docs", "examples")
+         for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml", ".ipynb", ".j2")]  # fmt: skip
+FILES += [*ROOT.glob("*.md"), *ROOT.glob("*.cfg"), *ROOT.glob("*.toml"), *ROOT.glob("*.yml"), ROOT / "Makefile"]
+OF_A_REGISTRY = re.compile(r"(?<![/\w])marius[-_]oac\[|\binstall (?:[^\n]*[ '\"])?marius[-_]oac\b(?!/)", re.ASCII)
+"""The package by its name alone, as an installer would look for it on a registry."""
+
+
+def test_nobody_is_told_to_install_the_package_by_its_name():
+    """It is on no registry: whoever takes the name there would run code on the machines of our users."""
+    for told in ("pip install 'marius-oac[report]'", "pip install -U marius_oac", "uv pip install marius-oac==1",
+                 'python -m pip install "marius_oac"', "an image with marius-oac[ray]"):  # fmt: skip
+        assert OF_A_REGISTRY.search(told), told
+    for told in ("pip install '/path/to/marius_oac[ray]'", "pip install ./marius_oac-0.1-py3-none-any.whl",
+                 "pip install /path/to/marius_oac", "pip install '.[ray]'"):  # fmt: skip
+        assert not OF_A_REGISTRY.search(told), told
+    found = [path for path in FILES if path != Path(__file__) and OF_A_REGISTRY.search(path.read_text("utf-8"))]
+    assert found == []
+
+
+def test_programs_of_python_are_started_without_the_present_folder():
+    """`python -m` would import from there first."""
+    for path in SOURCES:
+        for node in ast.walk(syntax(path)):
+            words = [getattr(each, "value", None) for each in getattr(node, "elts", [])]
+            if "-m" in words and "torch.distributed.run" not in words:
+                assert words[words.index("-m") - 1] == "-P", f"{path}:{node.lineno}"
+
+
 def test_the_project_speaks_of_itself_alone():
-    files = [path for folder in ("marius_oac", "tests", "benchmarks", "docs", "examples")
-             for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml")]  # fmt: skip
-    for path in [*files, ROOT / "README.md", ROOT / "Makefile"]:
+    for path in FILES:
         if path != Path(__file__):
             found = re.search(r"/work/|\.\./shared|pypi\.org", path.read_text("utf-8"))
             assert not found, f"{path}: {found}"

@@ -39,13 +39,13 @@ def test_by_ssh(command, config, tmp_path):
     assert (code, err) == (0, [])
     python = sys.executable
     options = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10 -o ServerAliveCountMax=3"
-    rest = f"-m marius_oac train {config} --nodes nodes.yaml --out x --node"
+    rest = f"-P -m marius_oac train {config} --nodes nodes.yaml --out x --node"
     assert out[0] == "# each reads the run's secret from its standard input, and stops when that ends"
-    there = f"cd {tmp_path} && exec {python} -m marius_oac.nodes.launch.guard 30 {python} {rest} a"
+    there = f"cd {tmp_path} && exec {python} -P -m marius_oac.nodes.launch.guard 30 {python} {rest} a"
     assert out[1] == f"ssh {options} 10.0.0.1 {shlex.quote(there)}"
     assert shlex.split(out[2])[-2:] == [
         "hostb",
-        f"cd '/a b' && exec '/opt/py thon' -m marius_oac.nodes.launch.guard 30 '/opt/py thon' {rest} b",
+        f"cd '/a b' && exec '/opt/py thon' -P -m marius_oac.nodes.launch.guard 30 '/opt/py thon' {rest} b",
     ]
     assert len(out) == 3 and sorted(tmp_path.iterdir()) == before
 
@@ -54,11 +54,11 @@ def test_under_slurm(command, config, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     code, out, _ = command("resume", tmp_path, "--nodes", "nodes.yaml", "--dry-run")
     step = "srun --nodes=1 --ntasks=1 --nodelist={} --cpu-bind=none --unbuffered {}"
-    here, rest = sys.executable, f"-m marius_oac resume {tmp_path} --nodes nodes.yaml --node"
+    here, rest = sys.executable, f"-P -m marius_oac resume {tmp_path} --nodes nodes.yaml --node"
     first, second = step.format("a", f"--chdir={tmp_path}"), step.format("b", "'--chdir=/a b'")
     assert code == 0 and out[1:] == [
-        f"{first} {here} -m marius_oac.nodes.launch.guard 30 {here} {rest} a",
-        f"{second} '/opt/py thon' -m marius_oac.nodes.launch.guard 30 '/opt/py thon' {rest} b",
+        f"{first} {here} -P -m marius_oac.nodes.launch.guard 30 {here} {rest} a",
+        f"{second} '/opt/py thon' -P -m marius_oac.nodes.launch.guard 30 '/opt/py thon' {rest} b",
     ]
 
 
@@ -74,7 +74,7 @@ def test_on_this_machine(command, config):
     code, out, err = command("train", config, "--local-nodes", "3", "--dry-run")
     assert (code, err) == (0, [])
     assert out == [
-        "MARIUS_OAC_SECRET=$(openssl rand -hex 32) TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+        "MARIUS_OAC_SECRET=$(openssl rand -hex 32) TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 PYTHONSAFEPATH=1 "
         "python -m torch.distributed.run --standalone --nproc-per-node 3 "
         f"-m marius_oac train {config} --local-nodes 3"
     ]

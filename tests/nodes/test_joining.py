@@ -48,7 +48,7 @@ def test_processes_are_ready_when_all_have_said_so_and_leave_one_by_one(tmp_path
     (tmp_path / "python.go").touch()
     while not made.wait(0.01):
         pass
-    expected = f"4 4 change-1 {os.getpid()} -m marius_oac resume {tmp_path / 'run'} --local-nodes 4\n"
+    expected = f"4 4 change-1 {os.getpid()} -P -m marius_oac resume {tmp_path / 'run'} --local-nodes 4\n"
     assert [(tmp_path / str(rank)).read_text() for rank in (2, 3)] == [f"{rank} {rank} {expected}" for rank in (2, 3)]
     made.left(3)
     assert list(made._joiners) == [2] and processes[1].returncode == 0

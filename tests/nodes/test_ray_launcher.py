@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marius_oac.errors import InputError, NodeLost
+from marius_oac.errors import InputError, NodeLost, how_to_install
 from marius_oac.nodes.launch.agent import LOST
 from marius_oac.nodes.launch.frozen import is_stopped
 from marius_oac.nodes.launch.on_ray import cluster as on_ray_cluster
@@ -255,6 +255,18 @@ def test_an_instance_that_does_not_start_is_one_line(monkeypatch):
     with pytest.raises(NodeLost, match=line), on_ray_cluster.cluster(2, "token", 60.0):
         raise AssertionError("it has started")
     assert shut == [True]
+
+
+def test_actors_import_nothing_from_the_folder_that_a_run_is_started_in(monkeypatch, tmp_path):
+    """Ray gives them the driver's present folder, before everything else on Python's path."""
+    seen = []
+    ray = SimpleNamespace(init=lambda **_: seen.append(os.getcwd()), shutdown=lambda: None, is_initialized=bool)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(on_ray_cluster, "running", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with on_ray_cluster.cluster(2, "token", 60.0):
+        assert seen == ["/"] and os.getcwd() == str(tmp_path)
 
 
 @pytest.mark.parametrize("code", [int(signal.SIGTERM), 3])
@@ -530,7 +542,7 @@ def test_mistakes_are_refused_before_anything_starts(train, words, part):
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_the_extra_is_named(train, tmp_path):
     code, _, err = train("--on", "ray", "--trainers", 2)
-    assert code == 2 and err == ["marius-oac: --on ray: Ray is not installed: pip install 'marius-oac[ray]'"]
+    assert code == 2 and err == [f"marius-oac: --on ray: Ray is not installed: {how_to_install('ray')}"]
     assert not (tmp_path / "run").exists()
 
 

@@ -136,7 +136,7 @@ def test_commands_whose_output_is_their_purpose(streams, finished, monkeypatch, 
     if kind in ("terminal", "closed") and argv[-1].startswith("--"):
         pytest.skip("argparse writes to the stream itself")
     said = []
-    monkeypatch.setattr(console, "say", said.append)
+    monkeypatch.setattr(console, "say", lambda *pieces: said.append(console.line_of(*pieces)))
     streams(stdout=kind)
     code = cli.main([word.replace("RUN", str(finished)) for word in argv])
     where = [f"marius-oac: standard output: can't be written: {os.strerror(RECORDS[kind])}"] if kind in RECORDS else []

@@ -1,4 +1,4 @@
-"""The interface to dgl, an extra of this package (`pip install 'marius-oac[dgl]'`). Only `data.dgl` needs it.
+"""The interface to dgl, an extra of this package (`pip install '/path/to/marius_oac[dgl]'`). Only `data.dgl` needs it.
 
 It converts blocks, and makes a `dgl.nn` module a layer of an `Encoder`. See `dgl.sampling` for dgl's sampler, and
 `dgl.graphs` and `dgl.csv_folders` for its graphs.
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, how_to_install
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.layers import Layer
 from marius_oac.runtime.thread_pool import ThreadPool
@@ -47,9 +47,7 @@ def load() -> ModuleType:
             warnings.simplefilter("ignore")  # dgl 1.1 uses functions that its dependencies have since deprecated
             dgl = importlib.import_module("dgl")
     except ImportError as error:
-        raise InputError(
-            f"can't be imported ({error}); on Python up to 3.11: pip install 'marius-oac[dgl]'", "dgl"
-        ) from None
+        raise InputError(f"can't be imported ({error}); on Python up to 3.11: {how_to_install('dgl')}", "dgl") from None
     with _LOCK:
         if not _FIRST:
             thread = ThreadPoolExecutor(1, "dgl")

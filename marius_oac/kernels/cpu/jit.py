@@ -2,7 +2,8 @@
 
 - `nogil`: a kernel lets other threads run. Where they work on shared rows, see `atomics`.
 - `kept`: compiled once per machine, not once per process: machine code is kept beside the package or in the user's
-  cache. Where neither can be written, every process compiles it again, and a note says so once. Cached code is valid
+  cache. Where neither can be written, or others could write there, too, every process compiles it again, and a note
+  says so once. Cached code is valid
   for its sources: those of the kernel's module and of all modules in `kernels` that this one imports. Processes that
   want a kernel at once compile it once (`once`), and most are compiled before they are called (`ahead`).
 - `no_cfunc_wrapper`, and `no_cpython_wrapper` where only kernels call: code that nobody would call took a tenth of all
@@ -42,6 +43,7 @@ from numba import config, njit
 
 from marius_oac.kernels import once
 from marius_oac.runtime.console import logger
+from marius_oac.runtime.files.owned import exchangeable
 
 _NO_PLACE = "no locator available"  # of Numba's RuntimeError
 _told: list[str] = []
@@ -55,23 +57,33 @@ def kept(**options: Any) -> Callable[[Callable], Any]:
     def compiler(function: Callable) -> Any:
         try:
             kernel = njit(cache=True, **options)(function)
-            if not config.DISABLE_JIT:
-                # Numba's own stamp is that of one file, but a kernel holds the code of what it calls.
-                once.keep(kernel, fingerprint(Path(function.__code__.co_filename)))
-                kernel.compile = functools.partial(once.compiled, kernel)
-            return kernel
         except RuntimeError as error:
             if _NO_PLACE not in str(error):
                 raise
+            why = "compiled code can be kept neither beside the package nor in the user's cache"
+        else:
+            if config.DISABLE_JIT:
+                return kernel
+            source = Path(function.__code__.co_filename)
+            why = _unsafe(Path(kernel._cache.cache_path), source)
+            if not why:
+                # Numba's own stamp is that of one file, but a kernel holds the code of what it calls.
+                once.keep(kernel, fingerprint(source))
+                kernel.compile = functools.partial(once.compiled, kernel)
+                return kernel
         if not _told:
             _told.append(function.__module__)
-            logger.warning(
-                "compiled code can be kept neither beside the package nor in the user's cache: it is compiled "
-                "anew each time; NUMBA_CACHE_DIR may name a folder"
-            )
+            logger.warning(f"{why}: it is compiled anew each time; NUMBA_CACHE_DIR may name a folder")
         return njit(**options)(function)
 
     return compiler
+
+
+def _unsafe(cache: Path, source: Path) -> str:
+    """Why code is not kept in a folder: others than this user could have it unpickled. Who can write beside the source
+    could as well change Python's own bytecode, which lies there."""
+    place = None if cache == source.with_name("__pycache__") else exchangeable(cache)
+    return "" if place is None else f"compiled code is not kept in {cache}: {place}"
 
 
 def within(**options: Any) -> Callable[[Callable], Any]:

@@ -10,9 +10,12 @@ import functools
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
+from marius_oac.errors import how_to_install
 from marius_oac.runtime.console import logger
+from marius_oac.runtime.files.owned import exchangeable
 
 _forced: list[bool] = []
 
@@ -50,7 +53,11 @@ def _is_there() -> bool:
     except ImportError:
         logger.warning(
             "Triton is missing: the GPU computes by torch's operations alone, with more memory and more launches; "
-            "pip install 'marius_oac[gpu]'"
+            f"{how_to_install('gpu')}"
         )
+        return False
+    cache = Path(importlib.import_module("triton.knobs").cache.dir)
+    if place := exchangeable(cache):  # libraries are loaded from there
+        logger.warning(f"Triton's cache {cache} is not used: {place}; the GPU computes by torch's operations alone")
         return False
     return True

@@ -105,7 +105,7 @@ def check(cluster: ClusterConfig, here: bool = False) -> Report:
     with ExitStack() as stack:
         probes = []
         for one in found:
-            words = ["-m", "marius_oac.nodes.launch.probe"]
+            words = ["-P", "-m", "marius_oac.nodes.launch.probe"]
             command = [sys.executable, *words] if here else reach(cluster, one.node, words)
             probes.append(stack.enter_context(_Probe(command)))
         for one, probe in zip(found, probes, strict=True):

@@ -92,7 +92,7 @@ class Joining:
 
     def start(self, ranks: range, count: int, start: str) -> None:
         """Starts processes with these ranks of `count`."""
-        command = [sys.executable, "-m", "marius_oac", "resume", str(self._run), "--local-nodes", str(count)]
+        command = [sys.executable, "-P", "-m", "marius_oac", "resume", str(self._run), "--local-nodes", str(count)]
         about, self._last = started_as(count, start) | {PARENT: str(os.getpid())}, ranks
         for rank in ranks:
             self._joiners[rank] = _Joiner(command, {**about, "RANK": str(rank), "LOCAL_RANK": str(rank)})

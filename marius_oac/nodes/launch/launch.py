@@ -67,7 +67,7 @@ class Request:
     local: int | None = None
     node: str | None = None
     dry_run: bool = False
-    program: Sequence[str] = ("-m", "marius_oac")
+    program: Sequence[str] = ("-P", "-m", "marius_oac")
 
     @property
     def options(self) -> list[str]:
@@ -151,8 +151,9 @@ def start_local(request: Request, cluster: ClusterConfig) -> int:
     command = [*request.program, *request.argv]
     if request.dry_run:
         torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cluster.size)]
-        words = [word for word in [*torchrun, *command] if word != "--dry-run"]
-        answer(f"{SECRET_VARIABLE}=$(openssl rand -hex 32) {_NO_SHARED_STORE}=1 {shlex.join(words)}")
+        words = [word for word in [*torchrun, *command] if word not in ("--dry-run", "-P")]
+        variables = f"{SECRET_VARIABLE}=$(openssl rand -hex 32) {_NO_SHARED_STORE}=1 PYTHONSAFEPATH=1"
+        answer(f"{variables} {shlex.join(words)}")
         return 0
     machine = this_machine()
     for node in cluster.nodes:

@@ -48,7 +48,7 @@ def commands(
             node.name,
             reach(
                 cluster, node,
-                ["-m", "marius_oac.nodes.launch.guard", f"{cluster.timeout:g}", python_of(node), *words,
+                ["-P", "-m", "marius_oac.nodes.launch.guard", f"{cluster.timeout:g}", python_of(node), *words,
                  "--node", node.name], environment,
             ),
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, how_to_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise InputError("needs Matplotlib: pip install 'marius-oac[report]'", "marius-oac report") from None
+        raise InputError(f"needs Matplotlib: {how_to_install('report')}", "marius-oac report") from None
 
 
 def draw(name: str, paint: Paint, height: int = 250, left: int = 52) -> dict[str, str]:
@@ -83,7 +83,8 @@ def _draw(name: str, paint: Paint, width: int, height: int, left: int) -> str:
         "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "lines.linewidth": 1.9,
         "xtick.major.size": 3, "ytick.major.size": 0, "axes.spines.left": False,
     }  # fmt: skip
-    with matplotlib.rc_context(style):
+    usual = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
+    with matplotlib.rc_context(usual | style):
         figure = Figure(figsize=(width / 72, height / 72))
         FigureCanvasSVG(figure)
         # Matplotlib's own layouts measure each text, and take as long as all the rest.

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from marius_oac import __version__
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, how_to_install
 from marius_oac.evaluation.quality import Quality
 from marius_oac.runs.report import details, learning, quality, rows, space, speed
 from marius_oac.runs.report.curves import AXES
@@ -86,7 +86,7 @@ def html(
         import jinja2
         from markupsafe import Markup
     except ImportError:
-        raise InputError("needs Jinja2: pip install 'marius-oac[report]'", "marius-oac report") from None
+        raise InputError(f"needs Jinja2: {how_to_install('report')}", "marius-oac report") from None
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )  # fmt: skip

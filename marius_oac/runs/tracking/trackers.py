@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from marius_oac.errors import ConfigError
+from marius_oac.errors import ConfigError, how_to_install
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.tracking.contract import Tracker, Values
 from marius_oac.runs.tracking.mlflow import MLflow
@@ -28,7 +28,7 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         package = KINDS[name][1]
         if package is not None and find_spec(package) is None:
-            raise ConfigError(f"{name} needs a package: pip install 'marius-oac[{name}]'", "trackers")
+            raise ConfigError(f"{name} needs a package: {how_to_install(name)}", "trackers")
 
 
 class Trackers:

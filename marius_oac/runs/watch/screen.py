@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, how_to_install
 from marius_oac.runs.report.curves import thinned
 from marius_oac.runs.report.history import History
 from marius_oac.runs.report.learning import drawn_metrics, state, valid, what
@@ -32,7 +32,7 @@ def watch_in_terminal(run: LiveRun, every: float, keep: bool) -> None:
         from rich.console import Console
         from rich.live import Live
     except ImportError:
-        raise InputError("needs rich: pip install 'marius-oac[report]'", "marius-oac watch --text") from None
+        raise InputError(f"needs rich: {how_to_install('report')}", "marius-oac watch --text") from None
     console = Console(highlight=False, markup=False, emoji=False)
     view, pause = Screen(run, console), threading.Event()  # which nobody sets
     with Live(view.now(), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marius_oac.config.space import Choices, Range, SpaceConfig, Value
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, how_to_install
 from marius_oac.training.tune.trials import Trial
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Sampling:
         try:
             import optuna
         except ImportError:
-            raise InputError("needs Optuna: pip install 'marius-oac[tune]'", "tune") from None
+            raise InputError(f"needs Optuna: {how_to_install('tune')}", "tune") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._space = optuna, space
         self._distributions = {key: self._distribution(values) for key, values in space.space.items()}

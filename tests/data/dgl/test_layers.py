@@ -169,7 +169,7 @@ def test_what_a_module_gives_must_fit_to_merge(dgl):
 def test_without_dgl_a_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dgl", None)
     block = Block(torch.tensor([0, 1]), torch.tensor([0]), 1)
-    with pytest.raises(InputError, match=r"^dgl: can't be imported \(.*\); on Python up to 3.11: pip install 'marius-"):
+    with pytest.raises(InputError, match=r"^dgl: can't be imported \(.*\); on Python up to 3.11: pip install '/path"):
         bridge.to_dgl(block)
 
 

@@ -15,7 +15,7 @@ from marius_oac.data.dgl.nodes import FEATURES_FILE, LABELS_FILE
 from marius_oac.data.graphs.features import open_features
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import COLUMNS, read_labels
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, how_to_install
 from tests.data.dgl.test_layers import dgl  # noqa: F401 - a fixture
 
 MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
@@ -206,5 +206,5 @@ def test_the_command_line_without_dgl(tmp_path, command, monkeypatch):
     monkeypatch.setitem(sys.modules, "dgl", None)
     (tmp_path / "graph.bin").write_bytes(b"")
     code, _, err = command("prepare", tmp_path / "graph.bin", "--out", tmp_path / "graph")
-    assert code == 2 and len(err) == 1 and "pip install 'marius-oac[dgl]'" in err[0]
+    assert code == 2 and len(err) == 1 and how_to_install("dgl") in err[0]
     assert not (tmp_path / "graph").exists()

@@ -13,19 +13,19 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from marius_oac.errors import InputError, NodeLost
+from marius_oac.errors import InputError, NodeLost, how_to_install
 from marius_oac.nodes.launch.agent import variables
 from marius_oac.nodes.launch.cluster import this_machine
 from marius_oac.nodes.launch.frozen import frozen_end
 from marius_oac.nodes.launch.on_ray.reaper import reaping, users_of
 from marius_oac.runtime.signals import StopSignal
 
-EXTRA = "Ray is not installed: pip install 'marius-oac[ray]'"
+EXTRA = f"Ray is not installed: {how_to_install('ray')}"
 _OBJECTS = 80 << 20  # bytes of Ray's object store, about the least that it takes: no rows go through it
 _LONGEST = 24  # characters of a folder for Ray's sockets, whose paths may have 107
 _LONGEST_NOTE = 1024  # characters
@@ -141,13 +141,17 @@ def _start(ray: ModuleType, **options: Any) -> None:
 def _init(ray: ModuleType, **options: Any) -> None:
     """`ray.init`, whose handler of SIGTERM, which ends the process with another exit code, stays for that long alone.
 
+    Ray has actors import from the folder that it is called in, before everything else, and starts its own processes
+    there. So that is not the present folder: what lies there is not to be taken for a module.
+
     Raises:
         StopSignal: it was called.
     """
     here = threading.current_thread() is threading.main_thread()
     ours = signal.getsignal(signal.SIGTERM) if here else None
     try:
-        ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        with chdir("/"):
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
     except SystemExit as error:
         if error.code != signal.SIGTERM:
             raise

@@ -1,6 +1,6 @@
 """Ends what is left of an instance of Ray when the process that has started it ends, for whatever reason.
 
-`python -m marius_oac.nodes.launch.on_ray.reaper FOLDER` waits for the end of its standard input, which that process
+`python -P -m marius_oac.nodes.launch.on_ray.reaper FOLDER` waits for the end of its standard input, which that process
 holds open. Then it kills all other processes that have a file in FOLDER open, as each of Ray's has its log, and removes
 it. Ray's own agents would look for their cluster for a minute or more after it was killed.
 """
@@ -22,7 +22,7 @@ _ROUNDS = 100  # of looking and killing: a process may start another one meanwhi
 @contextmanager
 def reaping(folder: str) -> Iterator[None]:
     """Has the processes that use a folder killed, and the folder removed, when the block ends or this process does."""
-    words = [sys.executable, "-m", "marius_oac.nodes.launch.on_ray.reaper", folder]
+    words = [sys.executable, "-P", "-m", "marius_oac.nodes.launch.on_ray.reaper", folder]
     with Popen(words, stdin=PIPE, start_new_session=True, bufsize=0) as process:
         try:
             yield
