@@ -19,7 +19,6 @@ import mmap
 import os
 import pickle
 import resource
-import sys
 import zipfile
 import zlib
 from typing import IO, Any, NamedTuple, cast
@@ -103,7 +102,8 @@ class Memo(list[Any]):
 
 def _of(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise Damaged(f"it has a {type(value).__name__} where a {kind.__name__} is expected")
+        names = ["list" if each is Texts else each.__name__ for each in (type(value), kind)]
+        raise Damaged("it has a value of type {} where {} is expected".format(*names))
     return value
 
 
@@ -310,9 +310,10 @@ def main() -> None:
     found = told(mmap.mmap(0, size, access=mmap.ACCESS_READ))
     texts = [each["texts"].numbers for each in found.get("values", {}).values() if "texts" in each]
     line = json.dumps(found, default=lambda each: (list(each.known), each.numbers.itemsize, len(each.numbers)))
-    sys.stdout.buffer.write(b"\n".join([line.encode(), b""]))
-    for each in texts:
-        sys.stdout.buffer.write(each)
+    with open(1, "wb", closefd=False) as output:
+        output.write(line.encode() + b"\n")
+        for each in texts:
+            output.write(each)
 
 
 if __name__ == "__main__":
