@@ -6,10 +6,8 @@ standard output for each one that is finished. A line that can't be compiled is 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,9 +16,9 @@ from pathlib import Path
 
 from marius_oac.kernels import ahead
 from marius_oac.kernels.ahead import Line
+from marius_oac.runtime.closing import end_with
 from marius_oac.runtime.command import end_at_once
 
-_PR_SET_PDEATHSIG = 1
 _PLACE_BYTES = 2
 
 
@@ -28,7 +26,7 @@ def main() -> None:
     """`PARENT DONE RECORD GROUP...`: the process that waits, the file to make at the end, and what to compile."""
     parent, done, groups = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:]
     ahead.RECORD = Path(sys.argv[3])
-    _end_with(parent)
+    end_with(parent)
     done.parent.mkdir(parents=True, exist_ok=True)
     with open(done.with_suffix(".lock"), "w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)  # another run's process is at it
@@ -36,13 +34,6 @@ def main() -> None:
             return
         if compile_lines(ahead.wanted(groups), ahead.processes()):
             done.touch()
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process when its parent, of this number, ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        raise SystemExit
 
 
 def compile_lines(lines: Sequence[Line], processes: int) -> bool:
@@ -61,7 +52,7 @@ def compile_lines(lines: Sequence[Line], processes: int) -> bool:
     for _ in range(processes - 1):
         child = os.fork()
         if child == 0:
-            _end_with(me)
+            end_with(me)
             _work(lines, places)
             end_at_once(0)
         children.append(child)

@@ -1,7 +1,11 @@
-"""Context managers that close themselves, and one that is aborted before it is closed if its block raises."""
+"""Context managers that close themselves, one that is aborted before it is closed if its block raises, and processes
+that end with their parent."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 from abc import ABC, abstractmethod
 from typing import Self
 
@@ -31,3 +35,13 @@ class Abortable(Closable):
         if error is not None:
             self.abort()
         self.close()
+
+
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+
+
+def end_with(parent: int) -> None:
+    """Ends this process when its parent, of this number, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit

@@ -73,7 +73,7 @@ def test_http(tmp_path):
         assert found == graph(tmp_path / "local", source=str(tmp_path / "edges.tsv"))[0]
         with pytest.raises(InputError) as error:
             graph(tmp_path / "none", source=f"http://{place}/none.tsv?signature=secret")
-    assert str(error.value) == f"http://{place}/none.tsv: the server answers 404 File not found"
+    assert str(error.value) == f"http://{place}/none.tsv: the server answers 404 Not Found"
 
 
 def test_what_is_wrong_in_the_file_is_told_by_its_address(store, tmp_path, capsys):

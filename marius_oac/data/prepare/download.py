@@ -6,28 +6,38 @@ Only the wanted members of an archive are copied, to file names of our choice, s
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import select
 import shutil
+import subprocess
+import sys
 import tarfile
-import urllib.error
-import urllib.parse
-import urllib.request
+import time
 import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPException
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
 from marius_oac.data.prepare.registry import KnownDataset, verify
 from marius_oac.errors import InputError
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
 
-TIMEOUT_SECONDS = 30.0  # without a single byte
+SLOWEST, PATIENCE = 1 << 10, 60.0  # bytes a second that must come, on average in so many seconds
 PIECE_BYTES = 1 << 20
+MORE_THAN_FREE = "more came than half of what the disk had free"
+_MOST_SAID = 1 << 12  # bytes of a message
+_START = (
+    "import json, sys\n"
+    "sys.path[:] = json.loads(sys.argv.pop(1))\n"
+    "from marius_oac.data.prepare.http_get import main\n"
+    "main()"
+)  # no `-m`, which would import from the present folder
 
 
 def default_cache_dir() -> Path:
@@ -35,7 +45,7 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marius_oac"
 
 
-def fetch(dataset: KnownDataset, cache_dir: Path, timeout: float = TIMEOUT_SECONDS) -> dict[str, Path]:
+def fetch(dataset: KnownDataset, cache_dir: Path) -> dict[str, Path]:
     """The data set's files by split, downloaded into `cache_dir/downloads/<name>` unless they exist.
 
     Raises:
@@ -49,10 +59,10 @@ def fetch(dataset: KnownDataset, cache_dir: Path, timeout: float = TIMEOUT_SECON
         except OSError as error:
             raise InputError(f"can't be made: {error.strerror}", folder) from None
         if "archive" in dataset.urls:
-            _fetch_archive(dataset, folder, paths, timeout)
+            _fetch_archive(dataset, folder, paths)
         else:
             for split, path in paths.items():
-                download(dataset.urls[split], path, timeout=timeout)
+                download(dataset.urls[split], path)
     for split, path in paths.items():
         try:
             verify(dataset, split, path)
@@ -69,63 +79,107 @@ def _file_name(dataset: KnownDataset, split: str) -> str:
     return f"{split}.txt{'.gz' if compressed else ''}"
 
 
-def _fetch_archive(dataset: KnownDataset, folder: Path, paths: dict[str, Path], timeout: float) -> None:
+def _fetch_archive(dataset: KnownDataset, folder: Path, paths: dict[str, Path]) -> None:
     url = dataset.urls["archive"]
     archive = folder / ("archive.zip" if url.endswith(".zip") else "archive.tgz")
-    download(url, archive, timeout=timeout)
+    download(url, archive)
     try:
         extract(archive, {dataset.members[split]: path for split, path in paths.items()})
     finally:
         archive.unlink(missing_ok=True)
 
 
-def download(url: str, target: Path, sha256: str | None = None, timeout: float = TIMEOUT_SECONDS) -> None:
+def download(
+    url: str, target: Path, sha256: str | None = None, called: str | None = None, patience: float = PATIENCE
+) -> None:
     """Downloads one file. `target` is complete or doesn't exist.
+
+    A process of its own speaks with the server (`http_get`). It ends with this call, however that ends.
 
     Args:
         url: http or https.
         sha256: of the file's bytes, hexadecimal; None: not checked.
-        timeout: seconds without data after which the download fails.
+        called: what messages call the address.
+        patience: seconds in each of which 1 KiB must come, on average.
 
     Raises:
         InputError: another kind of address, no connection, an error status, fewer bytes than announced, another
-            checksum, or a full disk.
+            checksum, a server that is too slow, or too little room on the disk.
     """
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise InputError("only http and https addresses are fetched", url)
-    request = urllib.request.Request(url, headers={"User-Agent": "marius_oac"})
-    digest, done = hashlib.sha256(), 0
-    with new_file(target) as file:
-        try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
-                length = answer.headers.get("Content-Length")
-                total = int(length) if length and length.isdecimal() else None
-                with Progress(f"downloading {target.name}", "B", total) as progress:
-                    while piece := _receive(answer, url):
-                        file.write(piece)
-                        digest.update(piece)
-                        done += len(piece)
-                        progress.add(len(piece))
-        except urllib.error.HTTPError as error:
-            with error:
-                raise InputError(f"the server answers {error.code} {error.reason}", url) from None
-        except urllib.error.URLError as error:
-            raise InputError(f"no connection: {error.reason}", url) from None
-        except TimeoutError:
-            raise InputError(f"the server was silent for {timeout:g} s", url) from None
-        if total is not None and done != total:
-            raise InputError(f"the download was cut off: {done:,} of {total:,} bytes came", url)
+    called, digest, done = called or url, hashlib.sha256(), 0
+    with new_file(target) as file, _asked(url) as process:
+        pieces = _pieces(process, patience, called)
+        line, _, piece = next(pieces, b"").partition(b"\n")
+        about = json.loads(line or "{}")
+        total: int | None = about.get("length")
+        most = room_for(total, target, called)
+        with Progress(f"downloading {target.name}", "B", total) as progress:
+            while line and (piece or (piece := next(pieces, b""))):
+                file.write(piece)
+                digest.update(piece)
+                done += len(piece)
+                progress.add(len(piece))
+                piece = b""
+                if done > most:
+                    raise InputError(f"the server does not say how long the file is, and {MORE_THAN_FREE}", called)
+        if process.wait():
+            raise InputError(
+                _reason(process) + (f": {done:,} of {total:,} bytes came" if done and total else ""), called
+            )
         if sha256 is not None and digest.hexdigest() != sha256:
-            raise InputError(f"wrong checksum: SHA-256 {digest.hexdigest()}, {sha256} is expected", url)
+            raise InputError(f"wrong checksum: SHA-256 {digest.hexdigest()}, {sha256} is expected", called)
+    if not about["whole"]:
+        logger.warning(f"{called}: the server did not say how long the file is: part of it may be missing")
 
 
-def _receive(answer: BinaryIO, url: str) -> bytes:
+@contextmanager
+def _asked(url: str) -> Iterator[subprocess.Popen[bytes]]:
+    words = [json.dumps([each for each in sys.path if each]), str(os.getpid())]
+    command = [sys.executable, "-P", "-W", "ignore", "-c", _START, *words]
+    pipe = subprocess.PIPE  # by which the address goes, too: it may be secret, and all users see command lines
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True) as process:
+        try:
+            with suppress(BrokenPipeError):
+                present(process.stdin).write(url.encode("utf-8", "surrogatepass"))
+                present(process.stdin).close()
+            yield process
+        finally:
+            process.kill()
+
+
+def _pieces(process: subprocess.Popen[bytes], patience: float, called: str) -> Iterator[bytes]:
+    """What the process writes, as it comes."""
+    pipe, poll, came, waited = present(process.stdout).fileno(), select.poll(), 0, 0.0
+    poll.register(pipe, select.POLLIN)
+    while True:
+        before = time.monotonic()
+        ready = poll.poll(1000 * max(0.001, patience - waited))
+        waited += time.monotonic() - before  # for the server alone: the disk may be slow
+        if ready:
+            if not (piece := os.read(pipe, PIECE_BYTES)):
+                return
+            came += len(piece)
+            yield piece
+        if waited >= patience:
+            if came < SLOWEST * patience:
+                raise InputError(f"in {patience:g} s less than {SLOWEST / 1024:g} KiB/s came", called)
+            came, waited = 0, 0.0
+
+
+def _reason(process: subprocess.Popen[bytes]) -> str:
     try:
-        return answer.read(PIECE_BYTES)
-    except TimeoutError:
-        raise
-    except (HTTPException, OSError) as error:
-        raise InputError(f"the download was cut off: {error}", url) from None
+        return str(json.loads(present(process.stderr).read(_MOST_SAID))["error"])
+    except (ValueError, LookupError, TypeError):
+        return "the process that downloads has failed"
+
+
+def room_for(size: int | None, target: Path, called: str) -> int:
+    """The most bytes that a file may have on the disk of the target: its size, or half of what is free where that is
+    unknown. Raises InputError if that is more than the disk has."""
+    free = shutil.disk_usage(target.parent).free
+    if size is not None and size > free:
+        raise InputError(f"the file has {size:,} bytes, and the disk has {free:,} bytes free", called)
+    return free // 2 if size is None else size
 
 
 @contextmanager

@@ -113,10 +113,10 @@ class _Nodes:
         """Where the ids of each edge's type begin at this end, and how many there are: int64 [2, E]."""
         begins = np.cumsum([0, *self.counts.values()]).tolist()
         known = {name: number for number, name in enumerate(self.counts)}
-        try:
-            types = np.fromiter((known[each] for each in file.texts(f"{end}_type", count)), np.int64, count)
-        except KeyError as error:
-            raise InputError(f"{end}_type: there are no nodes of type {error}", file.path) from None
+        names, numbers = file.texts(f"{end}_type", count)
+        if unknown := next((name for name in names if name not in known), None):
+            raise InputError(f"{end}_type: there are no nodes of type {unknown!r}", file.path)
+        types = np.array([known[name] for name in names], np.int64)[numbers]
         return np.array([begins[:-1], list(self.counts.values())])[:, types]
 
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from marius_oac.data.prepare.contents import files_in, matching
-from marius_oac.data.prepare.download import PIECE_BYTES, download, new_file
+from marius_oac.data.prepare.download import MORE_THAN_FREE, PIECE_BYTES, download, new_file, room_for
 from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
 
@@ -59,20 +59,19 @@ def fetch_file(address: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
     target = folder / name
     if _is_web(address):
-        if urlsplit(address).username is not None:
-            raise InputError("a user and a password are not sent over http", shown(address))
-        with _called(address, shown(address)):
-            download(address, target)
+        download(address, target, called=shown(address))
         return target
     with new_file(target) as file, _opened(address) as (source, size):
-        done = 0
+        done, most = 0, room_for(size, target, shown(address))
         with Progress(f"fetching {name}", "B", size) as progress:
             while piece := _read(source, address):
                 file.write(piece)
                 done += len(piece)
                 progress.add(len(piece))
-                if size is not None and done > size:  # it may never end
+                if done > most:  # it may never end
                     break
+        if size is None and done > most:
+            raise InputError(MORE_THAN_FREE, shown(address))
         if size is not None and done != size:
             amount = "more" if done > size else "fewer"
             raise InputError(f"{amount} bytes came than it has: {done:,} of {size:,}", shown(address))
@@ -137,15 +136,6 @@ def _contents(place: str, address: str) -> dict[str, bool]:
     # Object stores may have an empty object of the folder's own name.
     others = [each for each in found if each["name"].rstrip("/") != path.rstrip("/")]
     return {posixpath.basename(each["name"].rstrip("/")): each["type"] == "directory" for each in others}
-
-
-@contextmanager
-def _called(address: str, name: str) -> Iterator[None]:
-    """Errors name the address as it is shown."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(error.message, name if error.where == address else error.where) from None
 
 
 @contextmanager
