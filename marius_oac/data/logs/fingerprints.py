@@ -43,11 +43,12 @@ def fingerprints(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
 
 @wrapping
 def integers(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, int]:
-    """Parses texts (as for `fingerprints`) as integers in [-2**63 + 1, 2**63): an optional sign and digits.
+    """Parses texts (as for `fingerprints`) as integers in [-2**63 + 1, 2**64) except 2**63: an optional sign and
+    digits.
 
     Returns:
-        the integers, int64 [n], MISSING for an empty text; and the index of the first text that is no such integer, -1
-        if there is none.
+        the integers' bits, int64 [n], MISSING for an empty text; and the index of the first text that is no such
+        integer, -1 if there is none.
     """
     keys = np.empty(len(starts), np.int64)
     return keys, int(_integers(text, starts, ends, keys.view(np.uint64)))
@@ -63,6 +64,26 @@ def hexadecimals(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
     """
     keys = np.empty(len(starts), np.int64)
     return keys, int(_hexadecimals(text, starts, ends, keys.view(np.uint64)))
+
+
+def trimmed(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The starts and ends, int64 [n] each, of texts (as for `fingerprints`) without blanks and tabs around them, and
+    without the zeros after the point of a whole number: 69 of " 69.0"."""
+    first, last = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)
+    _trim(text, starts, ends, first, last)
+    return first, last
+
+
+def split_lists(
+    text: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Splits texts (as for `fingerprints`) that are lists as Python and JSON write them: [2, 12], ['a', "b, c"]; or
+    in ( ) or { }. An empty list has no pieces. Brackets may be missing. Returns as `split_texts`."""
+    offsets, nothing = np.zeros(len(starts) + 1, np.int64), np.empty(0, np.int64)
+    _lists(text, starts, ends, offsets, nothing, nothing)
+    first, last = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+    _lists(text, starts, ends, offsets, first, last)
+    return text, first, last, offsets
 
 
 def split_texts(
@@ -216,7 +237,7 @@ def _fingerprints(text, starts, ends, keys, checks):
 
 @compiled
 def _integers(text, starts, ends, keys):
-    largest = np.uint64((1 << 63) - 1)
+    largest, every = np.uint64((1 << 63) - 1), ~np.uint64(0)
     for i in range(starts.size):
         at, end = starts[i], ends[i]
         if at == end:
@@ -228,12 +249,15 @@ def _integers(text, starts, ends, keys):
         if at == end:
             return i
         value = np.uint64(0)
+        most = largest if negative else every
         while at < end:
             digit = np.uint64(text[at]) - np.uint64(48)
-            if digit > np.uint64(9) or value > (largest - digit) // np.uint64(10):
+            if digit > np.uint64(9) or value > (most - digit) // np.uint64(10):
                 return i
             value = value * np.uint64(10) + digit
             at += 1
+        if value == _MISSING_BITS:
+            return i
         keys[i] = np.uint64(0) - value if negative else value
     return -1
 
@@ -266,6 +290,77 @@ def _hexadecimals(text, starts, ends, keys):
             return i
         keys[i] = value
     return -1
+
+
+@compiled
+def _trim(text, starts, ends, first, last):
+    for i in range(starts.size):
+        start, end = starts[i], ends[i]
+        while start < end and (text[start] == 32 or text[start] == 9):
+            start += 1
+        while end > start and (text[end - 1] == 32 or text[end - 1] == 9):
+            end -= 1
+        first[i], last[i] = start, end
+        point = end
+        while point > start and text[point - 1] == 48:
+            point -= 1
+        point -= 1
+        if point > start and point < end - 1 and text[point] == 46:
+            at = start + (text[start] == 45 or text[start] == 43)
+            digits = at < point
+            while at < point:
+                digits = digits and 48 <= text[at] <= 57
+                at += 1
+            if digits:
+                last[i] = point
+
+
+@compiled
+def _lists(text, starts, ends, offsets, first, last):
+    """Counts the pieces, into `offsets`; or, if there is room, writes where they begin and end."""
+    piece = 0
+    for i in range(starts.size):
+        start, end = starts[i], ends[i]
+        while start < end and (text[start] == 32 or text[start] == 9):
+            start += 1
+        while end > start and (text[end - 1] == 32 or text[end - 1] == 9):
+            end -= 1
+        if end - start > 1:
+            opening, closing = text[start], text[end - 1]
+            pair = (
+                opening == 91 and closing == 93 or opening == 40 and closing == 41 or opening == 123 and closing == 125
+            )
+            start, end = start + pair, end - pair
+        while start < end and (text[start] == 32 or text[start] == 9):
+            start += 1
+        at = start
+        while start < end:
+            quote, begun = 0, False  # a quote only opens at a piece's start
+            at = start
+            while at < end and (quote or text[at] != 44):
+                if text[at] == 92:
+                    at += 1
+                elif quote:
+                    if text[at] == quote:
+                        quote = 0
+                elif not begun and (text[at] == 34 or text[at] == 39):
+                    quote = text[at]
+                begun = begun or (text[at] != 32 and text[at] != 9) if at < end else begun
+                at += 1
+            at = min(at, end)
+            if first.size:
+                left, right = start, at
+                while left < right and (text[left] == 32 or text[left] == 9):
+                    left += 1
+                while right > left and (text[right - 1] == 32 or text[right - 1] == 9):
+                    right -= 1
+                if right - left > 1 and text[left] == text[right - 1] and (text[left] == 34 or text[left] == 39):
+                    left, right = left + 1, right - 1
+                first[piece], last[piece] = left, right
+            piece += 1
+            start = at + 1
+        if not first.size:
+            offsets[i + 1] = piece
 
 
 @compiled
