@@ -21,20 +21,12 @@ import pyarrow.compute as pc
 
 from marius_oac.config.ctr import LogConfig
 from marius_oac.config.log_columns import LIST, BagConfig, CategoricalConfig, SequenceConfig
-from marius_oac.data.logs.fingerprints import (
-    MISSING,
-    cut_bags,
-    fingerprints,
-    hexadecimals,
-    integers,
-    split_lists,
-    split_texts,
-    trimmed,
-)
+from marius_oac.data.logs.fingerprints import MISSING, fingerprints, hexadecimals, integers
 from marius_oac.data.logs.labels import labels_of
 from marius_oac.data.logs.numbers import numbers_of
 from marius_oac.data.logs.place import Place, place_of
 from marius_oac.data.logs.schema import TIME_HINT, is_number, is_text, plain
+from marius_oac.data.logs.splitting import cut_bags, split_lists, split_texts, trimmed
 from marius_oac.data.prepare.parquet_pages import decoded
 from marius_oac.errors import InputError
 from marius_oac.types import present
