@@ -54,7 +54,14 @@ class LogConfig(Section):
     format: Literal["auto", "csv", "parquet", "libsvm"] = Field(
         "auto", description="File format. auto: chosen by the file suffix. csv: any delimited text."
     )
-    delimiter: Name | None = Field(None, description="Text delimiter. Default: a tab for .tsv and .txt, else a comma.")
+    delimiter: Name | None = Field(
+        None, description="Text delimiter. blanks: runs of blanks. Default: a tab for .tsv and .txt, else a comma."
+    )
+    quotes: Bool | None = Field(
+        None,
+        description="Whether values of a text may be quoted. Default: if the delimiter is a comma, or all fields of "
+        "the first line are quoted.",
+    )
     columns: tuple[Name, ...] = Field((), description="Column names of text files without a header line.")
     label: Label = Field("label", validate_default=True, description="Label column: its name, or a section.")
     numeric: tuple[Numeric, ...] = Field((), description="Numeric columns: names, or sections.")
@@ -68,6 +75,9 @@ class LogConfig(Section):
         (), description="Columns with several values per example, ordered with the newest last: names, or sections."
     )
     ignored: tuple[Name, ...] = Field((), description="Columns of the files that the model does not use.")
+    missing: tuple[Name, ...] = Field(
+        (), description="Texts that mean a missing number, besides the usual ones (empty, NA, NaN, null, ?, ...)."
+    )
     missing_numbers: Literal["refuse", "median"] | Number = Field(
         "refuse",
         description="Replacement for empty, NaN and infinite numbers, before the transform: median (of the column's "

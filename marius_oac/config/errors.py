@@ -174,7 +174,7 @@ def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     text = _PLAINER.get(error["type"]) or error["msg"].replace("Input should be", "must be")
     if set(error["loc"][-3:]) & {"candidates", "neighbors"}:
         text = "must be 'all' or a number " + ("below 2^31" if error["type"] == "less_than" else "above 0")
-    if {"missing", "missing_numbers"} & set(error["loc"][-3:]):
+    if {"missing", "missing_numbers"} & set(error["loc"][-3:]) and error["loc"][:2] != ("data", "missing"):
         text = "must be refuse, median or a number"
     if error["type"] == "int_type" and set(error["loc"]) & {"in_flight", "workers"}:
         text = "must be auto or an integer"

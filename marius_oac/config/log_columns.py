@@ -16,7 +16,13 @@ def named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-_SEPARATOR = Field("|", description="Separator of the values in a text column. List columns need none.")
+_SEPARATOR = Field(
+    "|",
+    description="Separator of the values in a text column. list: texts such as [2, 12, 21] or ['a', 'b']. List columns "
+    "need none.",
+)
+LIST = "list"
+"""The separator of texts that are written as lists."""
 
 
 class CategoricalConfig(Section):
@@ -25,11 +31,13 @@ class CategoricalConfig(Section):
     name: Name = Field(description="Name of the column.")
     vocabulary: Name | None = Field(None, description="Feature whose rows it shares. Default: its own rows.")
     dimension: Width | None = Field(None, description="Embedding dimension, in floats. Default: model.dimension.")
-    kind: Literal["auto", "integer", "hex", "string"] = Field(
+    kind: Literal["auto", "integer", "hex", "string", "verbatim"] = Field(
         "auto",
-        description="How values become 64-bit keys. integer, hex: the number itself. string: a fingerprint that is "
-        "checked for collisions. auto: integer for integer columns of Parquet and libsvm files, string for "
-        "texts (all columns of .csv and .tsv files).",
+        description="How values become 64-bit keys. integer, hex: the number itself. string: a fingerprint of the "
+        "text, checked for collisions, without blanks around it and with 69 for 69.0. verbatim: the same of the text "
+        "as it is. auto: integer if the first file has numbers (Parquet, libsvm), string if it has texts (.csv, .tsv). "
+        "It is settled when training begins; files of another type are converted to it, or refused where that is not "
+        "exact.",
     )
 
 
@@ -93,11 +101,21 @@ class NumericConfig(Section):
         description="Tell the model which numbers are missing: by an additional input, 1 or 0, or with quantiles by a "
         "separate bucket.",
     )
+    unit: Name | None = Field(None, description="Text that may stand before or after each number, such as $ or %.")
+    thousands: Name | None = Field(
+        None, description="Mark between groups of three digits, such as the comma of 8,405.00."
+    )
+    decimal: Literal[".", ","] = Field(".", description="Decimal mark.")
 
     @property
     def raw(self) -> bool:
         """Whether values are taken from the file as 32-bit floats, with no or little transformation."""
         return self.transform in ("auto", "none", "log_squared")
+
+    @property
+    def written(self) -> bool:
+        """Whether its numbers are written in another way than 8405.00."""
+        return self.unit is not None or self.thousands is not None or self.decimal != "."
 
     @property
     def settled(self) -> bool:
@@ -117,6 +135,10 @@ class NumericConfig(Section):
         for key, transforms in owners.items():
             if getattr(self, key) is not None and self.transform not in transforms:
                 raise ValueError(f"{key}: belongs to transform {' or '.join(transforms)}, not '{self.transform}'")
+        if self.thousands is not None and (len(self.thousands) != 1 or self.thousands.isalnum()):
+            raise ValueError(f"thousands: one mark is needed, no letter and no digit, not {self.thousands!r}")
+        if self.thousands == self.decimal:
+            raise ValueError(f"thousands: is the decimal mark, {self.decimal!r}, too")
         if self.clip and self.clip[0] >= self.clip[1]:
             raise ValueError(f"clip: {self.clip[0]:g} is not below {self.clip[1]:g}")
         if self.edges is not None and any(a >= b for a, b in pairwise(self.edges)):
@@ -135,16 +157,22 @@ def _texts(value: Any) -> Any:
     return [str(each) if isinstance(each, int | float) else each for each in values]
 
 
+_Values = Annotated[tuple[Name, ...], BeforeValidator(_texts, json_schema_input_type=_Texts), Field(min_length=1)]
+
+
 class LabelConfig(Section):
     """The column of labels."""
 
     column: Name = Field(description="Name of the column.")
-    positive: (
-        Annotated[tuple[Name, ...], BeforeValidator(_texts, json_schema_input_type=_Texts), Field(min_length=1)] | None
-    ) = Field(
+    positive: _Values | None = Field(
         None,
         description="Value or values that mean 1; all others mean 0. Default: 1, true, t, yes and y mean 1, and 0, "
         "false, f, no and n mean 0, in upper or lower case.",
+    )
+    negative: _Values | None = Field(
+        None,
+        description="With positive: value or values that mean 0; any other is an error. Default: if the first examples "
+        "have one value besides those of positive, that one; else all others mean 0.",
     )
     above: Number | None = Field(
         None,
@@ -156,6 +184,10 @@ class LabelConfig(Section):
     def _says_it_once(self) -> LabelConfig:
         if self.above is not None and self.positive is not None:
             raise ValueError("above: does not go with positive")
+        if self.negative is not None and self.positive is None:
+            raise ValueError("negative: needs positive")
+        if set(self.negative or ()) & set(self.positive or ()):
+            raise ValueError("negative: has a value of positive, too")
         return self
 
 

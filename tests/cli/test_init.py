@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.logs.guess import guess, guess_label
+from marius_oac.data.logs.guess import guess
+from marius_oac.data.logs.guess_label import guess_label
 from marius_oac.data.logs.sample import ROWS, LogSample, read_sample
 from tests.run_folders import says
 from tests.training.own_data import advertising, census, facts, links, ratings
@@ -325,7 +326,8 @@ def test_arguments_that_contradict_the_file_or_what_is_there(command, here):
         ("same", ["x"] * 300, "unusable"),
         ("zip", [str(90_000 + i % 99) for i in range(300)], "categorical"),
         ("price", [f"{i * 0.37:.2f}" for i in range(300)], "numeric"),
-        ("big", [str(2**60 + i * i) for i in range(300)], "categorical"),
+        ("big", [str(2**61 + i % 150 * i) for i in range(300)], "categorical"),
+        ("big", [str(2**61 + i * i) for i in range(300)], "row_number"),
     ],
 )
 def test_the_kind_of_a_column(tmp_path, name, values, kind):

@@ -28,15 +28,25 @@ from tests.data.written_logs import HEADER, ROWS, config, read, refused, write, 
         (HEADER + "1,2,3,4\n,2,3,4\n", "row 2: column 'label' has no label"),
         (HEADER + "1,2,3,4\n2,2,3,4\n", "row 2: the label in column 'label' is 2, neither 0 nor 1"),
         (HEADER + "1,2,3,4\nmay,2,3,4\n", "row 2: the label in column 'label' is 'may', neither 0 nor 1"),
-        (HEADER + "1,2,3,4\n1,two,3,4\n", "row 2: column 'x' has invalid value 'two' (a number is needed)"),
+        (
+            HEADER + "1,2,3,4\n1,two,3,4\n",
+            "row 2: column 'x' has invalid value 'two' (a number is needed; data.missing",
+        ),
+        (HEADER + "1,2,3,4\n1,$2,3,4\n", "row 2: column 'x' has invalid value '$2' (a number is needed; unit, thou"),
         (HEADER + "1,2,3,4\n1,,3,4\n", "row 2: the number in column 'x' is empty or NaN"),
         (HEADER + "1,2,3,4\n1,-inf,3,4\n", "row 2: the number in column 'x' is infinite"),
         (HEADER + "1,2,3,4\n1,2,3\n", "row 2: Expected 4 columns, got 3: 1,2,3"),
         (HEADER + "1,2,3,4\n1,2,3,4,5\n", "row 2: Expected 4 columns, got 5: 1,2,3,4,5"),
         (HEADER.encode() + b"1,2,3,4\n1,2,\xff,4\n", "row 2: column 'c' has invalid UTF8 data"),
         (HEADER + '1,2,"3\n1,2,3,4\n', "row 1: Expected 4 columns, got 3"),
-        (HEADER + '1,2,3,"4\n1,2,3,4\n', "2 examples were counted, 1 are found: a quoted value spans lines"),
-        (HEADER + '1,2,"a\nb",4\n1,2,3,4\n', "3 examples were counted, 2 are found: a quoted value spans lines"),
+        (
+            HEADER + '1,2,3,"4\n1,2,3,4\n',
+            "2 examples were counted, 1 are found: the file has changed, or a quoted value spans",
+        ),
+        (
+            HEADER + '1,2,"a\nb",4\n1,2,3,4\n',
+            "3 examples were counted, 2 are found: the file has changed, or a quoted value spans",
+        ),
         (gzip.compress(HEADER.encode(), mtime=0), "is compressed with gzip, but its name doesn't end in .gz"),
         (b"PAR1....", "this is a Parquet file"),
     ],
@@ -150,11 +160,15 @@ def test_damaged_parquet(tmp_path):
     "columns, said",
     [
         ({"label": [b"1"], "c": [1], "x": [1.0], "b": ["a"]}, "column 'label' holds binary: numbers, truth values or"),
-        ({"label": [1], "c": [1], "x": ["1"], "b": ["a"]}, "column 'x' holds string: numbers are needed"),
-        ({"label": [1], "c": [1.5], "x": [1.0], "b": ["a"]}, "column 'c' holds double: integers or texts are needed"),
+        (
+            {"label": [1], "c": [1], "x": ["z"], "b": ["a"]},
+            "row 1: column 'x' has invalid value 'z' (a number is needed",
+        ),
+        ({"label": [1], "c": [1], "x": [[1]], "b": ["a"]}, "column 'x' holds list<"),
+        ({"label": [1], "c": [1.5], "x": [1.0], "b": ["a"]}, "row 1: column 'c' holds 1.5, not a whole number; kind: "),
         ({"label": [1], "c": [[1]], "x": [1.0], "b": ["a"]}, "column 'c' holds list<"),
         ({"label": [1], "c": [1], "x": [1.0], "b": [5]}, "column 'b' holds int64: lists, or texts to be split"),
-        ({"label": [1], "c": [1], "x": [1.0], "b": [[0.5]]}, "column 'b' holds double: integers or texts are needed"),
+        ({"label": [1], "c": [1], "x": [1.0], "b": [[0.5]]}, "row 1: column 'b' holds 0.5, not a whole number"),
         ({"label": [None], "c": [1], "x": [1.0], "b": ["a"]}, "row 1: column 'label' has no label"),
         ({"label": [1], "c": [1], "x": [None], "b": ["a"]}, "row 1: the number in column 'x' is empty"),
         ({"label": [1], "c": [1], "x": [1.0]}, "there is no column 'b'"),
@@ -176,7 +190,10 @@ def test_bad_libsvm(tmp_path):
     path = write(tmp_path / "a.libsvm", "1 3:1 9:1\n0 3:1\n")
     refused(path, pair, "row 2: 1 ids for 2 categorical features")
     refused(write(tmp_path / "b.libsvm", "1 3:1 9:1\n0 3:1 9:2\n"), pair, "row 2: the value of '9:2' is not 1")
-    refused(write(tmp_path / "c.libsvm", "1 3:1 9:1\n-1 3:1 9:1\n"), pair, "row 2: the label '-1' is neither 0 nor 1")
+    refused(write(tmp_path / "c.libsvm", "1 3:1 9:1\n-2 3:1 9:1\n"), pair, "the label '-2' is neither 0, 1 nor -1")
+    refused(write(tmp_path / "d.libsvm", "1 3:1 9:1\n-1 3:1 9:1\n"), pair, "the label in column 'label' is -1")
+    refused(write(tmp_path / "e.libsvm", "1 3:1 9:1\n# none\n"), pair, "a comment on a line of its own, '# none'")
+    refused(write(tmp_path / "f.libsvm", "1 0:3:1 1:9:1\n"), pair, "'0:3:1' is field:id:value of libffm")
     for schema in (config(), config(categorical=[]), config(numeric=[], categorical=[], multi_valued=["a", "b"])):
         with pytest.raises(InputError, match="data(.multi_valued)?: a libsvm file has"):
             read(path, schema)

@@ -1,6 +1,7 @@
 import csv
 import gzip
 import os
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config.ctr import LogConfig
-from marius_oac.data.logs.files import BlockReader, scan_files
+from marius_oac.data.logs.files import scan_files
 from marius_oac.data.logs.fingerprints import MISSING
 from marius_oac.errors import InputError
 from tests.data import naive_logs
@@ -84,7 +85,8 @@ def test_csv_is_what_pythons_reader_reads(tmp_path_factory, rows, block_rows):
     path = tmp_path_factory.getbasetemp() / "any.csv"
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("label", "c", "d"), *rows])
-    block = read(path, config(numeric=[], categorical=["c", "d"], multi_valued=[]), block_rows=block_rows)
+    columns = [{"name": name, "kind": "verbatim"} for name in "cd"]
+    block = read(path, config(numeric=[], categorical=columns, multi_valued=[]), block_rows=block_rows)
     with open(path, newline="", encoding="utf-8") as file:
         expected = list(csv.DictReader(file))
     assert block.labels.tolist() == [float(row["label"]) for row in expected]
@@ -167,19 +169,52 @@ def test_an_empty_parquet_file(tmp_path):
     refused(path, config(numeric=[], multi_valued=[]), "the file has no examples")
 
 
-def test_types_do_not_change_between_files(tmp_path):
-    schema = config(numeric=[], multi_valued=[])
-    whole = write_parquet(tmp_path / "a.parquet", label=pa.array([1]), c=pa.array([1]))
-    text = write_parquet(tmp_path / "b.parquet", label=pa.array([1]), c=pa.array(["1"]))
-    said = r"b.parquet: the type of column 'c' changes: string here, integer in .*a.parquet"
-    with pytest.raises(InputError, match=said):
-        scan_files([whole, text], schema)
-    scanned = [scan_files([path], schema)[0] for path in (whole, text)]
-    with pytest.raises(InputError, match=said):
-        BlockReader(scanned, schema)
-    # A kind settles it: integers are read as their digits.
-    settled = config(numeric=[], multi_valued=[], categorical=[{"name": "c", "kind": "string"}])
-    assert read(whole, settled).keys["c"].tolist() == read(text, settled).keys["c"].tolist()
+SAME = {
+    "ints": pa.array([69, 7, None]),
+    "doubles": pa.array([69.0, 7.0, None]),
+    "decimals": pa.array([Decimal("69.00"), Decimal("7.00"), None]),
+    "unsigned": pa.array([69, 7, None], pa.uint64()),
+    "texts": pa.array(["69", "7", None]),
+    "floats as texts": pa.array([" 69.0", "7.00", ""]),
+    "bytes": pa.array([b"69", b"7", b""]),
+    "fixed bytes": pa.array([b"69", b"7 ", b"  "], pa.binary(2)),
+    "views": pa.array(["69", "7", None], pa.string_view()),
+    "encoded": pa.array(["69", "7", None]).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("kind", ["integer", "string"])
+@pytest.mark.parametrize("column", SAME.values(), ids=SAME)
+def test_a_column_of_any_type_has_the_keys_of_the_kind_that_is_settled(tmp_path, kind, column):
+    schema = config(numeric=[], multi_valued=[], categorical=[{"name": "c", "kind": kind}])
+    block = read(write_parquet(tmp_path / "a.parquet", label=[0, 1, 1], c=column), schema)
+    of_text = [naive_logs.text_key(text)[0] for text in ("69", "7", "")]
+    assert block.keys["c"].tolist() == ([69, 7, MISSING] if kind == "integer" else of_text)
+
+
+@pytest.mark.parametrize(
+    "column, kind, said",
+    [
+        (pa.array([4.5]), "auto", "row 1: column 'c' holds 4.5, not a whole number; kind: string takes"),
+        (pa.array([4.5]), "integer", "row 1: column 'c' holds 4.5, not a whole number"),
+        (pa.array([2.0**53 + 2]), "auto", "row 1: column 'c' holds 9007199254740994.0, beyond 2^53"),
+        (pa.array([float("inf")]), "auto", "row 1: column 'c' holds inf"),
+        (pa.array([Decimal("4.5")]), "auto", "row 1: column 'c' holds 4.5, not a whole number"),
+        (pa.array(["4.5"]), "integer", "row 1: column 'c' holds '4.5', not an integer"),
+        (pa.array(["u69"]), "integer", "row 1: column 'c' holds 'u69', not an integer"),
+    ],
+)
+def test_what_can_not_be_converted_exactly_is_refused(tmp_path, column, kind, said):
+    schema = config(numeric=[], multi_valued=[], categorical=[{"name": "c", "kind": kind}])
+    refused(write_parquet(tmp_path / "a.parquet", label=[1], c=column), schema, said)
+
+
+def test_ids_beyond_63_bits_are_the_same_in_numbers_and_texts(tmp_path):
+    schema = config(numeric=[], multi_valued=[], categorical=[{"name": "c", "kind": "integer"}])
+    ids = [2**63 + 1, 2**64 - 1, 5]
+    numbers = write_parquet(tmp_path / "a.parquet", label=[0, 1, 1], c=pa.array(ids, pa.uint64()))
+    texts = write_parquet(tmp_path / "b.parquet", label=[0, 1, 1], c=pa.array(map(str, ids), pa.string()))
+    assert read(numbers, schema).keys["c"].tolist() == read(texts, schema).keys["c"].tolist() == [-(2**63) + 1, -1, 5]
 
 
 # ---- real data

@@ -18,7 +18,7 @@ from marius_oac.cli.init.log import LogRequest, first_log, sample_of
 from marius_oac.config.errors import parse
 from marius_oac.config.task import build_config
 from marius_oac.data.dgl.csv_folders import META
-from marius_oac.data.logs.guess import looks_like_edges
+from marius_oac.data.logs.guess_label import has_clicks, looks_like_edges
 from marius_oac.data.logs.known import find_log
 from marius_oac.data.prepare.layout import MANIFEST
 from marius_oac.data.prepare.readers import check_readable
@@ -114,9 +114,10 @@ def _looks_like_a_graph(path: Path, delimiter: str | None) -> tuple[bool, list[s
     """Whether a file holds edges, and notes about that guess."""
     if path.suffix.lower() == ".npy" or begins_with_comment(path):
         return True, []
-    if looks_like_edges(sample_of(path, delimiter)):
+    sample = sample_of(path, delimiter)
+    if looks_like_edges(sample):
         return True, [f"{path} is taken for the edges of a graph (--task ctr: a click log)"]
-    return False, [f"{path} is taken for a click log (--task graph: edges)"]
+    return False, [] if has_clicks(sample) else [f"{path} is taken for a click log (--task graph: edges)"]
 
 
 def _read_back(text: str, notes: list[str]) -> tuple[str, list[str]]:

@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 from marius_oac.cli.init.yaml_text import commented, listed, plain, scalar
 from marius_oac.config.ctr import CtrConfig, LogConfig
 from marius_oac.config.errors import parse
-from marius_oac.data.logs.formats import open_log
-from marius_oac.data.logs.guess import Column, Label, guess, guess_label
+from marius_oac.data.logs.formats import BLANKS, open_log
+from marius_oac.data.logs.guess import Column, guess
+from marius_oac.data.logs.guess_label import Label, guess_label
+from marius_oac.data.logs.lines import COMPRESSIONS
 from marius_oac.data.logs.place import format_of
 from marius_oac.data.logs.sample import ROWS, LogSample, read_sample
 from marius_oac.data.logs.settle import settle_by
@@ -64,7 +66,7 @@ class _Found:
 def sample_of(path: Path, delimiter: str | None = None) -> LogSample:
     """The first rows of a file with any suffix. Raises InputError if it can't be read or has one column."""
     if delimiter is not None:
-        ReadOptions(delimiter=delimiter)  # checks the delimiter
+        ReadOptions(delimiter=" " if delimiter == BLANKS else delimiter)  # checks the delimiter
     sample = read_sample(path, _format(path), delimiter)
     if len(sample.names) == 1 and sample.delimiter and not delimiter:
         spaced = _spaced(path)
@@ -77,12 +79,15 @@ def sample_of(path: Path, delimiter: str | None = None) -> LogSample:
 
 
 def _spaced(path: Path) -> LogSample | None:
-    """The sample with blanks as delimiters; None if there is only one column then."""
-    try:
-        found = read_sample(path, _format(path), " ")
-    except InputError:
-        return None
-    return found if len(found.names) > 1 else None
+    """The sample with blanks, or runs of them, as delimiters; None if there is only one column then."""
+    for delimiter in (" ", BLANKS):
+        try:
+            found = read_sample(path, _format(path), delimiter)
+        except InputError:
+            continue
+        if len(found.names) > 1 and all(found.names):
+            return found
+    return None
 
 
 def _format(path: Path) -> str:
@@ -112,16 +117,17 @@ def first_log(files: Sequence[Path], request: LogRequest, name: str) -> tuple[st
     config = CtrConfig.build(tree).data
     for path in [path for paths in splits.values() for path in paths]:
         open_log(path, config, with_labels=True)
-    try_rows(config, files[0], min(found.sample.rows, ROWS))
+    config = try_rows(config, splits["train"][0], min(found.sample.rows, ROWS))
+    for path in [paths[0] for paths in (splits["valid"], splits["test"]) if paths]:
+        try_rows(config, path, ROWS)
     if plan is not None:
         parts = split_log(plan)
         text = _text(found, {split: [path] for split, path in parts.items()}, request, name)
-    values = ", ".join(map(repr, found.label.positive)) or "the usual values"
-    about = f"; {found.label.why}" if found.label.why else ""
-    left_out = [each.name for each in found.columns if _role(each) == "ignored"]
-    notes = [f"label: {found.label.name}, of which {values} mean 1 ({found.label.share:.1%} of the rows){about}"]
+    left_out = [f"{each.name} ({each.why})" for each in found.columns if each.role == "ignored" and not each.doubt]
+    notes = [found.label.line] * bool(found.label.line)
     notes += [f"left out: {', '.join(left_out[:10])}{' and more' if len(left_out) > 10 else ''}"] * bool(left_out)
-    return text, [plain(each) for each in notes]
+    notes += [each.line for each in found.columns if each.doubt]
+    return text, [plain(each, longest=1000) for each in notes]
 
 
 def _splits(files: Sequence[Path], request: LogRequest) -> dict[str, list[Path]]:
@@ -160,8 +166,8 @@ def _found(files: Sequence[Path], request: LogRequest) -> _Found:
         raise InputError(f"column '{label.name}' means {label.share:.0f} in all rows that were read", sample.path)
     rest = [each for each in columns if each.name != label.name]
     if sample.format == "libsvm":  # its columns are ids, unless they are a bag
-        rest = [each if each.kind == "multi_valued" else replace(each, kind="categorical") for each in rest]
-    if all(_role(each) == "ignored" for each in rest):
+        rest = [each if each.kind == "multi_valued" else replace(each, kind="categorical", doubt="") for each in rest]
+    if all(each.role == "ignored" for each in rest):
         kinds = ", ".join(f"{each.name} ({each.why})" for each in rest[:40])
         raise InputError(f"no column is left for a feature beside the label '{label.name}': {kinds}", sample.path)
     return _Found(sample, _format(files[0]), rest, label, sum(_rows(path, sample) for path in files))
@@ -173,7 +179,10 @@ def _as_asked(label: Label, positive: tuple[str, ...], sample: LogSample) -> Lab
     for value in positive:
         if not (texts == value).any():
             raise InputError(f"no row that was read has {value!r} in column '{label.name}'", "--positive")
-    return replace(label, positive=positive, share=float(np.isin(texts, positive).mean()), why="")
+    others = sorted({*texts.tolist()} - {*positive})
+    why = f"all of {', '.join(map(repr, others[:5]))} mean 0" if len(others) > 1 else ""
+    share = float(np.isin(texts, positive).mean())
+    return replace(label, positive=positive, negative=tuple(others) if not why else (), share=share, why=why)
 
 
 def _rows(path: Path, sample: LogSample) -> int:
@@ -182,29 +191,26 @@ def _rows(path: Path, sample: LogSample) -> int:
         return pq.ParquetFile(path).metadata.num_rows
     if path == sample.path and sample.whole:
         return sample.rows
-    size = os.path.getsize(path) * (4 if path.suffix.lower() == ".gz" else 1)
+    size = os.path.getsize(path) * (4 if path.suffix.lower() in COMPRESSIONS else 1)
     return int(size / max(sample.bytes_a_row, 1.0))
 
 
-def try_rows(config: LogConfig, path: Path, rows: int) -> None:
-    """Reads the first rows as training does. Raises InputError if training would refuse them."""
+def try_rows(config: LogConfig, path: Path, rows: int) -> LogConfig:
+    """Reads the first rows as training does, and returns what is settled by them. Raises InputError if training would
+    refuse them."""
     blocks = open_log(path, config, with_labels=True).blocks(0, rows)
     raw = next(blocks)
     parsed = list(raw.parse(np.arange(len(raw))))
-    settle_by(config, path, parsed)
+    settled, _ = settle_by(config, path, parsed)
     blocks.close()
-
-
-def _role(column: Column) -> str:
-    """The key under `data` for a column."""
-    return column.kind if column.kind in ("numeric", "categorical", "multi_valued") else "ignored"
+    return settled
 
 
 def _text(found: _Found, splits: dict[str, list[Path]], request: LogRequest, name: str) -> str:
     sample = found.sample
     columns: dict[str, list[tuple[Any, str]]] = {}
     for each in found.columns:
-        columns.setdefault(_role(each), []).append((_section(each), _why(each, sample.rows)))
+        columns.setdefault(each.role, []).append((_section(each), _why(each, sample.rows)))
     lines = [
         f"# Written by `marius-oac init`: guesses by the first {sample.rows:,} rows of {plain(sample.path.name)}.",
         f"# Look through it, then: marius-oac train {plain(name)}",
@@ -247,6 +253,8 @@ def _format_lines(found: _Found) -> list[str]:
         lines.append(f"  format: {format}")
     if sample.delimiter is not None and sample.delimiter != format_of(sample.path, format)[1]:
         lines.append(f"  delimiter: {scalar(sample.delimiter)}")
+    if sample.quotes and sample.delimiter != ",":
+        lines.append("  quotes: true")
     if not sample.header:
         names = ", ".join(map(scalar, sample.names))
         lines.append(f"  columns: [{names}]  # the file has no names: these are made up")
@@ -258,30 +266,31 @@ def _label(label: Label) -> list[str]:
     if not label.positive:
         return [commented(f"  label: {scalar(label.name)}", share)]
     values = label.positive[0] if len(label.positive) == 1 else list(label.positive)
-    section = scalar({"column": label.name, "positive": values})
+    negative = {"negative": label.negative[0]} if label.negative else {}
+    section = scalar({"column": label.name, "positive": values, **negative})
     why = f"; {label.why}" if label.why else ""
     return [f"  # {plain(f'`positive` is what means 1, a guess to be looked at: {share}{why}')}", f"  label: {section}"]
 
 
 def _section(column: Column) -> Any:
     """The entry of a column in its list: its name, or a mapping."""
-    if column.kind == "numeric" and column.missing:
-        return {"name": column.name, "missing": "median", "indicator": True}
-    if column.kind == "multi_valued" and column.separator not in (None, "|"):
-        return {"name": column.name, "separator": column.separator}
-    return column.name
+    gaps = {"missing": "median", "indicator": True} if column.kind == "numeric" and column.missing else {}
+    keys = {**gaps, **(column.section if column.role != "ignored" else {})}
+    return {"name": column.name, **keys} if keys else column.name
 
 
 def _why(column: Column, rows: int) -> str:
     gaps = f"; missing in {column.missing / rows:.1%}" if column.missing and column.kind == "numeric" else ""
-    kind = f"{column.kind}: " if _role(column) == "ignored" else ""
-    return f"{kind}{column.why}{gaps}"
+    kind = f"{column.kind}: " if column.role == "ignored" else ""
+    return f"{kind}{column.why}{gaps}{'; a guess' if column.doubt else ''}"
 
 
 def _missing(found: _Found, columns: dict[str, list[tuple[Any, str]]]) -> list[str]:
+    odd = sorted({text for each in found.columns for text in each.odd})
+    lines = [commented(f"  missing: {scalar(odd)}", "texts that stand for missing numbers")] if odd else []
     if not columns.get("numeric") or found.sample.whole and found.rows == found.sample.rows:
-        return []
-    return [commented("  missing_numbers: median", "where a number is missing in rows that were not looked at")]
+        return lines
+    return [*lines, commented("  missing_numbers: median", "where a number is missing in rows that were not looked at")]
 
 
 def _sizes(found: _Found, valid: bool) -> list[str]:

@@ -28,11 +28,11 @@ def commented(line: str, comment: str = "") -> str:
     return f"{line:<{_COLUMN}}  # {plain(comment)}" if comment else line
 
 
-def plain(text: str) -> str:
+def plain(text: str, longest: int = _LONGEST) -> str:
     """A text for a comment: printable, on one line, shortened."""
     one = "".join(each if each.isprintable() else " " for each in text)
     one = " ".join(one.split())
-    return one if len(one) <= _LONGEST else f"{one[: _LONGEST - 3]}..."
+    return one if len(one) <= longest else f"{one[: longest - 3]}..."
 
 
 def listed(key: str, items: Sequence[tuple[Any, str]], comment: str = "") -> list[str]:

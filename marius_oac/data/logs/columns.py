@@ -1,8 +1,9 @@
 """Converts columns of a click log to NumPy: labels (`logs.labels`), numbers (`logs.numbers`), and keys of features.
 
-A key is an int64. Integers are their own keys, and a hexadecimal text is the integer it denotes. The key of any other
-text is its 64-bit fingerprint. An independent 32-bit fingerprint, the check, lets an index distinguish two texts with
-the same key (see `logs.fingerprints`). An empty value or null has the key MISSING.
+A key is an int64. Of kinds integer and hex it is the number that a value is or denotes, of kinds string and verbatim
+the 64-bit fingerprint of its text. An independent 32-bit fingerprint, the check, lets an index distinguish two texts
+with the same key (see `logs.fingerprints`). An empty value or null has the key MISSING. A column of another type than
+the feature's kind is converted: 69, 69.0 and " 69" are the same integer and, but for kind verbatim, the same text.
 
 Conversion works on Arrow's buffers, without a Python object per value and without the GIL.
 """
@@ -19,19 +20,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from marius_oac.config.ctr import LogConfig
-from marius_oac.config.log_columns import BagConfig, CategoricalConfig, SequenceConfig
-from marius_oac.data.logs.fingerprints import MISSING, cut_bags, fingerprints, hexadecimals, integers, split_texts
+from marius_oac.config.log_columns import LIST, BagConfig, CategoricalConfig, SequenceConfig
+from marius_oac.data.logs.fingerprints import MISSING, fingerprints, hexadecimals, integers
 from marius_oac.data.logs.labels import labels_of
 from marius_oac.data.logs.numbers import numbers_of
 from marius_oac.data.logs.place import Place, place_of
-from marius_oac.data.logs.schema import TIME_HINT, is_text, plain
+from marius_oac.data.logs.schema import TIME_HINT, is_number, is_text, plain
+from marius_oac.data.logs.splitting import cut_bags, split_lists, split_texts, trimmed
 from marius_oac.data.prepare.parquet_pages import decoded
 from marius_oac.errors import InputError
 from marius_oac.types import present
 
-__all__ = ["MISSING", "Bag", "LogBlock", "convert", "key_type"]
+__all__ = ["MISSING", "Bag", "LogBlock", "check_key", "convert", "kind_of"]
 
 _NO_ROWS = np.zeros(0, np.int64)
+_EXACT = 2**53
+"""Up to this number a float64 stands for one integer."""
 
 
 @dataclass(frozen=True)
@@ -165,37 +169,55 @@ def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: P
     return LogBlock(labels, numbers, keys, checks, bags, cut)
 
 
-def key_type(kind: pa.DataType, feature: CategoricalConfig) -> str | None:
-    """The kind of keys of a column of this Arrow type, "integer" or "string" (fingerprints); None: it has only nulls.
+def kind_of(kind: pa.DataType, feature: CategoricalConfig) -> str:
+    """How the keys of a column of this Arrow type are made: the feature's kind; of kind auto, what suits the type; auto
+    if it has only nulls."""
+    if feature.kind != "auto" or pa.types.is_null(plain(kind)):
+        return feature.kind
+    return "string" if is_text(plain(kind)) else "integer"
 
-    Raises:
-        InputError: the feature can't be read from such a column.
-    """
+
+def check_key(kind: pa.DataType, feature: CategoricalConfig) -> None:
+    """Raises InputError if no value of a column of this Arrow type could be a key of the feature."""
     kind = plain(kind)
-    if pa.types.is_null(kind):
-        return None
-    if is_text(kind):
-        return "string" if feature.kind in ("auto", "string") else "integer"
-    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+    if not (is_number(kind) or is_text(kind)):
         hint = f" ({TIME_HINT})" if pa.types.is_temporal(kind) else ""
         raise InputError(f"column '{feature.name}' holds {kind}: integers or texts are needed{hint}")
-    if feature.kind == "hex":
+    if feature.kind == "hex" and not (is_text(kind) or pa.types.is_null(kind)):
         raise InputError(f"column '{feature.name}' holds {kind}: its kind, hex, needs texts")
-    return "string" if feature.kind == "string" else "integer"
 
 
 def _keys(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[np.ndarray, np.ndarray | None]:
     """The keys, int64 [n], and checks, uint32 [n] or None, of a column's values."""
     column = decoded(column, place.path)
+    kind = kind_of(column.type, feature)
     if pa.types.is_null(column.type):
         return np.full(len(column), MISSING), None
+    if is_text(column.type):
+        return _text_keys(*_texts(column), kind, feature.name, place, None)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int64())
-    if feature.kind == "string" and pa.types.is_integer(column.type):
-        column = column.cast(pa.string())
+    if kind == "integer":
+        return _integer_keys(_integers(column, feature.name, place), feature.name, place), None
+    return _text_keys(*_texts(column.cast(pa.string())), kind, feature.name, place, None)
+
+
+def _integers(column: pa.Array, name: str, place: Place) -> pa.Array:
+    """A column of numbers as integers. Raises InputError if one is not whole, or so large that it may be rounded."""
     if pa.types.is_integer(column.type):
-        return _integer_keys(column, feature.name, place), None
-    return _text_keys(*_texts(column), feature, place, None)
+        return column
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
+        numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero((numbers != np.trunc(numbers)) | (np.abs(numbers) > _EXACT))
+    else:
+        whole = pc.equal(pc.trunc(column), column).fill_null(True).to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(~whole)
+    if wrong.size:
+        number, row = column[int(wrong[0])].as_py(), int(wrong[0])
+        why = "beyond 2^53, where doubles round ids" if float(number).is_integer() else "not a whole number"
+        raise place.wrong(row, f"column '{name}' holds {number}, {why}; kind: string takes numbers as texts")
+    return column.cast(pa.int64())
 
 
 def _integer_keys(column: pa.Array, name: str, place: Place) -> np.ndarray:
@@ -215,8 +237,11 @@ def _texts(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The texts of a column: their bytes, uint8, and where each begins and ends, int64 [n] each. Null is empty."""
     if pa.types.is_string_view(column.type):
         column = column.cast(pa.string())
+    if pa.types.is_binary_view(column.type) or pa.types.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
     _, offsets, data = column.buffers()
-    width = np.int64 if pa.types.is_large_string(column.type) else np.int32
+    wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    width = np.int64 if wide else np.int32
     places = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     starts, ends = places[:-1], places[1:]
     if column.null_count:
@@ -229,20 +254,24 @@ def _text_keys(
     text: np.ndarray,
     starts: np.ndarray,
     ends: np.ndarray,
-    feature: CategoricalConfig,
+    kind: str,
+    name: str,
     place: Place,
     offsets: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The keys, int64 [v], and checks, uint32 [v] or None, of texts. `offsets` are those of bags, None if each text is
     a row; they give the row of a wrong value."""
-    if feature.kind in ("auto", "string"):
+    if kind == "verbatim":
         return fingerprints(text, starts, ends)
-    keys, wrong = (integers if feature.kind == "integer" else hexadecimals)(text, starts, ends)
+    starts, ends = trimmed(text, starts, ends)
+    if kind == "string":
+        return fingerprints(text, starts, ends)
+    keys, wrong = (integers if kind == "integer" else hexadecimals)(text, starts, ends)
     if wrong >= 0:
         row = wrong if offsets is None else int(np.searchsorted(offsets, wrong, side="right")) - 1
         found = text[starts[wrong] : ends[wrong]].tobytes().decode("utf-8", "replace")
-        needed = "an integer" if feature.kind == "integer" else "a hexadecimal number"
-        raise place.wrong(row, f"column '{feature.name}' holds {found!r}, not {needed} of 64 bits other than -2**63")
+        needed = "an integer" if kind == "integer" else "a hexadecimal number"
+        raise place.wrong(row, f"column '{name}' holds {found!r}, not {needed} of 64 bits other than -2**63")
     return keys, None
 
 
@@ -252,8 +281,10 @@ def _bag(column: pa.Array, feature: BagConfig | SequenceConfig, place: Place) ->
     if pa.types.is_null(column.type):
         return Bag(_NO_ROWS, None, np.zeros(len(column) + 1, np.int64)), 0
     if is_text(column.type):
-        text, starts, ends, offsets = split_texts(*_texts(column), feature.separator.encode())
-        keys, checks = _text_keys(text, starts, ends, feature, place, offsets)
+        texts, mark = _texts(column), feature.separator
+        text, starts, ends, offsets = split_lists(*texts) if mark == LIST else split_texts(*texts, mark.encode())
+        kind = kind_of(column.type, feature)
+        keys, checks = _text_keys(text, starts, ends, kind, feature.name, place, offsets)
     else:
         keys, checks, offsets = _list_keys(column, feature, place)
     kept, offsets, cut = cut_bags(offsets, feature.max_values, isinstance(feature, SequenceConfig))

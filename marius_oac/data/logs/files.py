@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,6 @@ class LogFile:
         format: "csv", "parquet" or "libsvm".
         rows: the number of examples, at least 1.
         fingerprint: of the file's size and samples of its bytes, hexadecimal; it identifies the file.
-        kinds: the kind of keys, "integer" or "string", of each feature of kind auto.
         pieces: the known digests of its contents, see `logs.pieces`.
     """
 
@@ -48,7 +47,6 @@ class LogFile:
     format: str
     rows: int
     fingerprint: str
-    kinds: dict[str, str] = field(default_factory=dict)
     pieces: tuple[str | None, ...] = ()
 
 
@@ -61,7 +59,7 @@ def scan_files(patterns: Sequence[str], config: LogConfig, with_labels: bool = T
 
     Raises:
         InputError: a pattern matches no files; a file is listed twice, is missing, can't be read, is empty, is not of
-            its format, or has other columns than the schema's; a column's type differs between files.
+            its format, or has other columns than the schema's.
     """
     files = []
     seen: dict[Path, Path] = {}
@@ -71,22 +69,7 @@ def scan_files(patterns: Sequence[str], config: LogConfig, with_labels: bool = T
             raise InputError(f"is named twice, also as {seen[real]}", path)
         seen[real] = path
         files.append(_scanned(path, config, with_labels))
-    check_kinds(files)
     return tuple(files)
-
-
-def check_kinds(files: Sequence[LogFile]) -> None:
-    """Raises InputError if a column's keys are integers in one file and texts in another."""
-    first: dict[str, tuple[str, Path]] = {}
-    for file in files:
-        for name, kind in file.kinds.items():
-            before, path = first.setdefault(name, (kind, file.path))
-            if before != kind:
-                raise InputError(
-                    f"the type of column '{name}' changes: {kind} here, {before} in {path} (its kind in the schema can "
-                    "settle it)",
-                    file.path,
-                )
 
 
 def _scanned(path: Path, config: LogConfig, with_labels: bool) -> LogFile:
@@ -95,7 +78,7 @@ def _scanned(path: Path, config: LogConfig, with_labels: bool) -> LogFile:
     rows = log.rows(pieces)
     if not rows:
         raise InputError("the file has no examples", path)
-    return LogFile(path, log.format, rows, _fingerprint(path), log.kinds, pieces.known())
+    return LogFile(path, log.format, rows, _fingerprint(path), pieces.known())
 
 
 def _fingerprint(path: Path) -> str:
@@ -148,9 +131,6 @@ class BlockReader(Closable):
         files: of `scan_files`, of one scan or several.
         with_labels: whether blocks have labels.
         pieces: of each file, to check that its contents haven't changed; None: not checked.
-
-    Raises:
-        InputError: a column's type differs between files.
     """
 
     def __init__(
@@ -160,7 +140,6 @@ class BlockReader(Closable):
         with_labels: bool = True,
         pieces: Sequence[Pieces] | None = None,
     ):
-        check_kinds(files)
         self._files, self._config, self._with_labels, self._pieces = files, config, with_labels, pieces
         self._passed: dict[tuple[int, int, int], LazyBlock] = {}  # by file, number, rows; in order of reading
         self._open: _OpenFile | None = None

@@ -43,11 +43,12 @@ def fingerprints(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
 
 @wrapping
 def integers(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, int]:
-    """Parses texts (as for `fingerprints`) as integers in [-2**63 + 1, 2**63): an optional sign and digits.
+    """Parses texts (as for `fingerprints`) as integers in [-2**63 + 1, 2**64) except 2**63: an optional sign and
+    digits.
 
     Returns:
-        the integers, int64 [n], MISSING for an empty text; and the index of the first text that is no such integer, -1
-        if there is none.
+        the integers' bits, int64 [n], MISSING for an empty text; and the index of the first text that is no such
+        integer, -1 if there is none.
     """
     keys = np.empty(len(starts), np.int64)
     return keys, int(_integers(text, starts, ends, keys.view(np.uint64)))
@@ -63,41 +64,6 @@ def hexadecimals(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
     """
     keys = np.empty(len(starts), np.int64)
     return keys, int(_hexadecimals(text, starts, ends, keys.view(np.uint64)))
-
-
-def split_texts(
-    text: np.ndarray, starts: np.ndarray, ends: np.ndarray, separator: bytes
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Splits texts (as for `fingerprints`) at separators. An empty text has no pieces; "a||" has three, two of them
-    empty.
-
-    Returns:
-        text, and the starts and ends of the pieces, int64 [v] each; and the offsets of each text's pieces,
-        int64 [n + 1].
-    """
-    mark = np.frombuffer(separator, np.uint8)
-    offsets = np.zeros(len(starts) + 1, np.int64)
-    _count_pieces(text, starts, ends, mark, offsets)
-    first, last = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
-    _find_pieces(text, starts, ends, mark, first, last)
-    return text, first, last, offsets
-
-
-def cut_bags(offsets: np.ndarray, limit: int, newest: bool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Limits bags with these offsets, int64 [n + 1], to their first `limit` values, or to their last if `newest`.
-
-    Returns:
-        the indices of the values that remain, int64 [v]; their offsets, int64 [n + 1]; how many values were removed.
-    """
-    lengths = np.diff(offsets)
-    kept = np.minimum(lengths, limit)
-    cut = int((lengths - kept).sum())
-    if not cut:
-        return np.arange(offsets[-1]), offsets, 0
-    shortened = np.zeros(len(offsets), np.int64)
-    np.cumsum(kept, out=shortened[1:])
-    starts = offsets[:-1] + (lengths - kept if newest else 0)
-    return np.arange(shortened[-1]) + np.repeat(starts - shortened[:-1], kept), shortened, cut
 
 
 @wrapping
@@ -216,7 +182,7 @@ def _fingerprints(text, starts, ends, keys, checks):
 
 @compiled
 def _integers(text, starts, ends, keys):
-    largest = np.uint64((1 << 63) - 1)
+    largest, every = np.uint64((1 << 63) - 1), ~np.uint64(0)
     for i in range(starts.size):
         at, end = starts[i], ends[i]
         if at == end:
@@ -228,12 +194,15 @@ def _integers(text, starts, ends, keys):
         if at == end:
             return i
         value = np.uint64(0)
+        most = largest if negative else every
         while at < end:
             digit = np.uint64(text[at]) - np.uint64(48)
-            if digit > np.uint64(9) or value > (largest - digit) // np.uint64(10):
+            if digit > np.uint64(9) or value > (most - digit) // np.uint64(10):
                 return i
             value = value * np.uint64(10) + digit
             at += 1
+        if value == _MISSING_BITS:
+            return i
         keys[i] = np.uint64(0) - value if negative else value
     return -1
 
@@ -266,50 +235,6 @@ def _hexadecimals(text, starts, ends, keys):
             return i
         keys[i] = value
     return -1
-
-
-@compiled
-def _stands_at(text, at, end, mark):
-    if at + mark.size > end:
-        return False
-    for i in range(mark.size):  # noqa: SIM110 (Numba compiles no generators into all())
-        if text[at + i] != mark[i]:
-            return False
-    return True
-
-
-@compiled
-def _count_pieces(text, starts, ends, mark, offsets):
-    for i in range(starts.size):
-        pieces = 1 if ends[i] > starts[i] else 0
-        at = starts[i]
-        while at < ends[i]:
-            if _stands_at(text, at, ends[i], mark):
-                pieces += 1
-                at += mark.size
-            else:
-                at += 1
-        offsets[i + 1] = offsets[i] + pieces
-
-
-@compiled
-def _find_pieces(text, starts, ends, mark, first, last):
-    piece = 0
-    for i in range(starts.size):
-        if starts[i] == ends[i]:
-            continue
-        at = starts[i]
-        first[piece] = at
-        while at < ends[i]:
-            if _stands_at(text, at, ends[i], mark):
-                last[piece] = at
-                piece += 1
-                at += mark.size
-                first[piece] = at
-            else:
-                at += 1
-        last[piece] = ends[i]
-        piece += 1
 
 
 @compiled

@@ -1,7 +1,8 @@
 """The formats of click logs. Each reader reads a file in bounded memory, block by block, and parses the wanted rows.
 
-    csv      delimited columns; quotes only if the delimiter is a comma (RFC 4180), without line breaks in them; names
-             in the first line unless the config gives them; blank lines are ignored
+    csv      delimited columns; quotes as in RFC 4180 if the delimiter is a comma, the fields of the first line are
+             quoted or the config says so, without line breaks in them; names in the first line unless the config gives
+             them; blank lines are ignored
     parquet
     libsvm   `label id:1 id:1 ...`, also of libFM: either the ids of the categorical features by position, or one bag
 
@@ -25,19 +26,23 @@ from marius_oac.config.ctr import LogConfig
 from marius_oac.data.logs.labels import read_as
 from marius_oac.data.logs.lines import (
     BYTE_ORDER_MARK,
+    SPANS,
     TEXT_BYTES,
     Lines,
     blocks_of_lines,
     count_rows,
     read_first_line,
 )
-from marius_oac.data.logs.numbers import arrow_type
+from marius_oac.data.logs.numbers import arrow_type, number_hint
 from marius_oac.data.logs.parquet import ParquetLog
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.place import Place, format_of, place_of
-from marius_oac.data.logs.schema import MISSING_TEXTS, TIME_HINT, Parsed, RawBlock, check_columns, looks_like_a_time
+from marius_oac.data.logs.schema import MISSING_TEXTS, Parsed, RawBlock, check_columns
 from marius_oac.data.logs.svm import parse_svm
 from marius_oac.errors import InputError
+
+BLANKS = "blanks"
+"""The delimiter of columns that runs of blanks tell apart."""
 
 
 def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | ParquetLog | SvmLog:
@@ -56,15 +61,16 @@ def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | Parq
 
 
 class TextLog:
-    """A file of delimited text. `names` are its columns; `kinds` is the kind of keys of each feature of kind auto."""
+    """A file of delimited text. `names` are its columns."""
 
     format = "csv"
 
     def __init__(self, path: Path, config: LogConfig, with_labels: bool, delimiter: str):
         self.path, self._config, self._delimiter = path, config, config.delimiter or delimiter
+        self._blanks, self._quoted = self._delimiter == BLANKS, False
+        self._delimiter = " " if self._blanks else self._delimiter
         if len(self._delimiter) != 1 or not self._delimiter.isascii() or self._delimiter in '\r\n"':
             raise InputError(f"one ASCII character is needed, not {self._delimiter!r}", "data.delimiter")
-        self.kinds = {each.name: "string" for each in config.keyed() if each.kind == "auto"}
         first = self._first_line()
         if config.columns:
             self.names = list(config.columns)
@@ -114,22 +120,24 @@ class TextLog:
     def _table(self, text: np.ndarray, threads: bool) -> pa.Table:
         config = self._config
         types = {config.label.column: read_as(), **{each.name: arrow_type(each) for each in config.numeric}}
+        if self._blanks:
+            text = single_blanks(text)
         if text[:3].tobytes() == BYTE_ORDER_MARK:  # inside a file it is part of a value, and Arrow would drop it
             text = np.concatenate((np.frombuffer(b"\n", np.uint8), text))
         return pa_csv.read_csv(
             pa.BufferReader(pa.py_buffer(text)),
             pa_csv.ReadOptions(use_threads=threads, block_size=TEXT_BYTES, column_names=self.names),
-            pa_csv.ParseOptions(delimiter=self._delimiter, quote_char='"' if self._delimiter == "," else False),
+            pa_csv.ParseOptions(delimiter=self._delimiter, quote_char='"' if self._quoted else False),
             pa_csv.ConvertOptions(
                 column_types={name: types.get(name, pa.string()) for name in self._wanted},
                 include_columns=self._wanted,
-                null_values=MISSING_TEXTS,
+                null_values=(*MISSING_TEXTS, *config.missing),
             ),
         )
 
     def _open_quote(self, line: np.ndarray) -> bool:
         """Whether a quoted value of this line continues in the next. Arrow closes it silently at the end of a text."""
-        if self._delimiter != "," or np.count_nonzero(line == ord('"')) % 2 == 0:
+        if not self._quoted or np.count_nonzero(line == ord('"')) % 2 == 0:
             return False
         try:
             return self._table(np.concatenate((line, line)), threads=False).num_rows != 2
@@ -146,12 +154,14 @@ class TextLog:
         row, column = re.search(r"Row #(\d+): ", message), re.search(r"In CSV column #(\d+)", message)
         name = f"column '{self.names[int(column[1])]}' has " if column else ""
         what = re.sub(r"^(In CSV column #\d+: |CSV parse error: )?(Row #\d+: )?", "", message)
-        needed = f"a number is needed; {TIME_HINT}" if looks_like_a_time(what) else "a number is needed"
-        what = re.sub(r"^CSV conversion error to (float|double): (.*)", rf"\2 ({needed})", what)
+        bad = re.match(r"CSV conversion error to (?:float|double): (invalid value '(.*)')", what)
+        what = f"{bad[1]} ({number_hint(bad[2])})" if bad else what
         what = re.sub(r"^CSV conversion error to \w+: ", "", what)
+        if self._quoted and what.startswith("Expected ") and what.partition(": ")[2].count('"') % 2:
+            what = f"{what[:200]}; {SPANS}"
         if row:
-            return place_of(self.path, rows, self._config).wrong(int(row[1]) - 1, f"{name}{what[:200]}")
-        return InputError(f"{name}{what[:200]}", self.path)
+            return place_of(self.path, rows, self._config).wrong(int(row[1]) - 1, f"{name}{what[:500]}")
+        return InputError(f"{name}{what[:500]}", self.path)
 
     def _first_line(self) -> list[str]:
         line = read_first_line(self.path)
@@ -159,16 +169,20 @@ class TextLog:
             text = line.decode()
         except UnicodeDecodeError as error:
             raise InputError(f"byte {line[error.start]:#04x} is not UTF-8", f"{self.path}:1") from None
-        if self._delimiter != ",":
-            return text.split(self._delimiter)
+        if self._blanks:
+            return text.split()
+        fields, said = text.split(self._delimiter), self._config.quotes
+        self._quoted = said if said is not None else self._delimiter == "," or all(map(is_quoted, fields))
+        if not self._quoted:
+            return fields
         try:
-            return next(csv.reader([text], strict=True), [])
+            return next(csv.reader([text], delimiter=self._delimiter, strict=True), [])
         except csv.Error as error:
             raise InputError(f"the quotes of the first line don't match ({error})", self.path) from None
 
 
 class SvmLog:
-    """A libsvm or libFM file. All lines have labels, whether they are needed or not. `kinds` is as in `TextLog`."""
+    """A libsvm or libFM file. All lines have labels, whether they are needed or not."""
 
     format = "libsvm"
 
@@ -182,7 +196,6 @@ class SvmLog:
         for each in config.keyed():
             if each.kind not in ("auto", "integer"):
                 raise InputError(f"the ids of a libsvm file are integers, not {each.kind}", f"data: '{each.name}'")
-        self.kinds = {each.name: "integer" for each in config.keyed() if each.kind == "auto"}
         read_first_line(path)
 
     def rows(self, pieces: Pieces | None = None) -> int:
@@ -233,6 +246,17 @@ class _RawLines:
         return self.parser(self.lines, rows)
 
 
+def single_blanks(text: np.ndarray) -> np.ndarray:
+    """Lines, uint8, with one blank in place of each run of blanks and tabs, and none at their ends."""
+    single = re.sub(rb"[ \t]+", b" ", re.sub(rb"[ \t]*([\r\n])[ \t]*", rb"\1", text.tobytes()))
+    return np.frombuffer(single.strip(b" "), np.uint8)
+
+
+def is_quoted(field: str) -> bool:
+    """Whether a field of a text begins and ends with quotes."""
+    return len(field) > 1 and field[0] == field[-1] == '"'
+
+
 def _not_as_counted(rows: np.ndarray, found: int, path: Path) -> InputError:
-    what = f"{rows.size:,} examples were counted, {found:,} are found: a quoted value spans lines"
-    return InputError(f"rows {rows[0] + 1} to {rows[-1] + 1}: {what}, or the file has changed", path)
+    what = f"{rows.size:,} examples were counted, {found:,} are found: the file has changed, or {SPANS}"
+    return InputError(f"rows {rows[0] + 1} to {rows[-1] + 1}: {what}", path)

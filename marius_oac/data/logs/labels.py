@@ -4,6 +4,7 @@ names or which are above a number."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def labels_of(column: pa.Array, label: LabelConfig, place: Place) -> np.ndarray:
     values = encoded.dictionary.to_pylist()
     codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
     # A dictionary may hold values that no row of the batch has.
-    meant = np.array([*(_meaning(value, label) for value in values), np.nan], np.float32)
+    meant = np.array([*(meaning(value, label) for value in values), np.nan], np.float32)
     labels = meant[codes]
     wrong = np.flatnonzero(np.isnan(labels))
     if wrong.size:
@@ -48,7 +49,13 @@ def number_of(text: str) -> float | None:
         return None
 
 
-def _meaning(value: object, label: LabelConfig) -> float:
+def text_of(value: object) -> str:
+    """A label as a text: 1 of 1.0 and " 1"."""
+    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    return text.removesuffix(".0") if isinstance(value, float) else text
+
+
+def meaning(value: object, label: LabelConfig) -> float:
     """0 or 1; NaN: neither."""
     if value is None or str(value).strip() == "" or isinstance(value, float) and math.isnan(value):
         return math.nan
@@ -57,12 +64,18 @@ def _meaning(value: object, label: LabelConfig) -> float:
     if label.above is not None:
         return math.nan if number is None or math.isnan(number) else float(number > label.above)
     if label.positive is not None:
-        said = [each.strip() for each in label.positive]
-        return float(text in said or number is not None and number in [number_of(each) for each in said])
+        positive, negative = (_is_one_of(text, said or ()) for said in (label.positive, label.negative))
+        return math.nan if label.negative is not None and not (positive or negative) else float(positive)
     text = text.lower()
     if text in TRUE_TEXTS or number == 1:
         return 1.0
     return 0.0 if text in FALSE_TEXTS or number == 0 else math.nan
+
+
+def _is_one_of(text: str, said: Sequence[str]) -> bool:
+    number = number_of(text)
+    texts = [each.strip() for each in said]
+    return text in texts or number is not None and number in [number_of(each) for each in texts]
 
 
 def _refusal(values: list[Any], codes: np.ndarray, found: object, label: LabelConfig) -> str:
@@ -76,6 +89,10 @@ def _refusal(values: list[Any], codes: np.ndarray, found: object, label: LabelCo
     shown = repr(str(found)) if number is None else f"{number:g}"
     if label.above is not None:
         return f"the label in column '{name}' is {shown}; numbers are needed, as data.label.above is given"
+    if label.negative is not None:
+        known = " or ".join(map(repr, (*label.negative, *(label.positive or ()))))
+        said = f"the label in column '{name}' is {shown}, not {known}"
+        return f"{said}: data.label.positive and data.label.negative list what means 1 and 0"
     said = f"the label in column '{name}' is {shown}, neither 0 nor 1"
     if len(seen) > 2 * _SHOWN:
         offer = f": say above which number it means 1, as in label: {{column: {name}, above: {shown}}}"

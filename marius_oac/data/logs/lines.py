@@ -7,11 +7,12 @@ Guarantees: the file is read once, in order. Memory holds the lines of one block
 from __future__ import annotations
 
 import itertools
+import lzma
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,12 @@ MOST_LINE_BYTES = TEXT_BYTES
 MOST_BLOCK_BYTES = 2 << 30
 """The largest size of a block's lines, which are in memory at once."""
 _FIRST_LINE_BYTES = 1 << 20
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+"""By the last suffix of a text's name."""
+_BEGINNINGS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
+SPANS = (
+    "a quoted value spans lines, which only Parquet can hold (duckdb -c \"COPY (FROM 'FILE.csv') TO 'FILE.parquet'\")"
+)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _STRIDE = 32  # bytes that are compared at once
 
@@ -124,10 +131,13 @@ def read_first_line(path: Path) -> bytes:
     try:
         with _open_text(path) as stream:
             head = stream.read(_FIRST_LINE_BYTES)
-    except OSError as error:
+    except (OSError, EOFError, lzma.LZMAError) as error:
         raise _read_error(error, path) from None
-    if head.startswith(b"\x1f\x8b"):
-        raise InputError("the file is compressed with gzip, but its name doesn't end in .gz", path)
+    suffix = next((suffix for begin, suffix in _BEGINNINGS.items() if head.startswith(begin)), None)
+    if suffix is not None:
+        raise InputError(
+            f"the file is compressed with {COMPRESSIONS[suffix]}, but its name doesn't end in {suffix}", path
+        )
     if head.startswith(b"PAR1"):
         raise InputError("this is a Parquet file, but its name or data.format says it is text", path)
     line = re.split(rb"[\r\n]", head.removeprefix(BYTE_ORDER_MARK), maxsplit=1)[0]
@@ -138,18 +148,29 @@ def read_first_line(path: Path) -> bytes:
     return line
 
 
-def _open_text(path: Path) -> BinaryIO:
-    """Opens the file's text, decompressed if the name ends in .gz."""
-    return pa.input_stream(str(path), compression="gzip" if path.suffix.lower() == ".gz" else None)
+def _open_text(path: Path) -> IO[bytes]:
+    """Opens the file's text, decompressed if its suffix says that it is compressed."""
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    if compression == "xz":
+        return lzma.open(path)
+    opened: IO[bytes] = pa.input_stream(str(path), compression=compression)
+    return opened
 
 
-def _read_error(error: OSError, path: Path) -> InputError:
+def create_text(path: Path) -> Any:
+    """Opens a new file to write text to, compressed as its suffix says."""
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    return lzma.open(path, "wb") if compression == "xz" else pa.output_stream(str(path), compression=compression)
+
+
+def _read_error(error: Exception, path: Path) -> InputError:
     """The error to raise for a file that can't be read."""
-    if "Truncated compressed" in str(error):
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    if "Truncated compressed" in str(error) or isinstance(error, EOFError):
         return InputError("the compressed file is truncated", path)
-    if "inflate" in str(error):
-        return InputError(f"not a gzip file, or a damaged one: {error}", path)
-    return InputError(f"can't be read: {error.strerror or error}", path)
+    if compression and not getattr(error, "strerror", None):
+        return InputError(f"not a {compression} file, or a damaged one: {error}", path)
+    return InputError(f"can't be read: {getattr(error, 'strerror', None) or error}", path)
 
 
 def _pieces(path: Path, pieces: Pieces | None) -> Iterator[bytes]:
@@ -176,7 +197,7 @@ def _pieces(path: Path, pieces: Pieces | None) -> Iterator[bytes]:
                 begin += len(piece)
                 yield piece.removeprefix(mark)
                 mark = b""
-    except OSError as error:
+    except (OSError, EOFError, lzma.LZMAError) as error:
         raise _read_error(error, path) from None
 
 

@@ -1,10 +1,13 @@
-"""Numeric columns of a click log: missing values, limits and transforms, with the parameters in the configuration.
+"""Numeric columns of a click log: how numbers are written, missing values, limits and transforms, with the parameters
+in the configuration.
 
 A column becomes either a number for the model, float32, or the number of a bucket, which has a row like any other key.
 Each value is computed independently in 64-bit floats, so it doesn't depend on the other values of its batch.
 """
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +16,9 @@ import pyarrow.compute as pc
 from marius_oac.config.ctr import LogConfig
 from marius_oac.config.log_columns import NumericConfig
 from marius_oac.data.logs.fingerprints import MISSING
+from marius_oac.data.logs.labels import number_of
 from marius_oac.data.logs.place import Place
+from marius_oac.data.logs.schema import MISSING_TEXTS, TIME_HINT, is_text, looks_like_a_time, plain
 from marius_oac.types import present
 
 LIMIT = 10.0
@@ -22,6 +27,8 @@ LIMIT = 10.0
 
 def arrow_type(column: NumericConfig) -> pa.DataType:
     """The Arrow type that a column's texts are parsed as."""
+    if column.written:
+        return pa.string()
     return pa.float32() if column.raw and column.transform != "auto" else pa.float64()
 
 
@@ -51,13 +58,74 @@ def numbers_of(batch: pa.RecordBatch, config: LogConfig, place: Place) -> tuple[
     return numbers, buckets
 
 
-def floats(column: pa.Array, kind: pa.DataType) -> np.ndarray:
-    """A column's numbers as floats of type `kind`, [n], NaN for null."""
+def floats(column: pa.Array, each: NumericConfig, kind: pa.DataType, config: LogConfig, place: Place) -> np.ndarray:
+    """A column's numbers as floats of type `kind`, [n], NaN for missing ones.
+
+    Raises:
+        InputError: a text is no number.
+    """
+    values = _parsed(column, each, config, place) if is_text(plain(column.type)) else _cast(column, kind)
+    values = values.astype(kind.to_pandas_dtype(), copy=False)
+    meant = [number for text in config.missing if (number := number_of(text)) is not None]  # such as -999
+    return (
+        np.where(np.isin(values, np.array(meant, values.dtype)), values.dtype.type(np.nan), values) if meant else values
+    )
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> np.ndarray:
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
+    if pa.types.is_decimal(column.type):  # whose own conversion is off by a bit in one of eight numbers
+        column = column.cast(pa.string())
     if column.type != kind:
         column = column.cast(kind, safe=False)
-    return column.to_numpy(zero_copy_only=False)
+    values: np.ndarray = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _parsed(column: pa.Array, each: NumericConfig, config: LogConfig, place: Place) -> np.ndarray:
+    """The numbers of texts, float64 [n]."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    texts = pc.utf8_trim_whitespace(encoded.dictionary.cast(pa.string()))
+    codes = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+    missing = pc.is_in(texts, pa.array((*MISSING_TEXTS, *config.missing))).to_numpy(zero_copy_only=False)
+    found = np.append(written_numbers(texts, each), np.nan)
+    wrong = np.flatnonzero(np.append(np.isnan(found[:-1]) & ~missing, False)[codes])
+    if wrong.size:
+        text = texts[int(codes[wrong[0]])].as_py()
+        message = f"column '{each.name}' has invalid value '{text[:200]}' ({number_hint(text)})"
+        raise place.wrong(int(wrong[0]), message)
+    return found[codes]
+
+
+def written_numbers(texts: pa.StringArray, way: NumericConfig) -> np.ndarray:
+    """The numbers that texts without blanks around them are, if they are written in this way, float64 [n]; NaN: none.
+
+    A mark between thousands must stand before each three digits, or nowhere: 1,5 is not 15, and 0,125 not 125.
+    """
+    unit, mark, point = (re.escape(each or "") for each in (way.unit, way.thousands, way.decimal))
+    if unit:
+        texts = pc.replace_substring_regex(texts, rf"^([+-]?)\s*{unit}\s*", r"\1")
+        texts = pc.replace_substring_regex(texts, rf"\s*{unit}$", "")
+    single = rf"[0-9]+({point}[0-9]*)?|{point}[0-9]+"
+    grouped = rf"[1-9][0-9]{{0,2}}({mark}[0-9]{{3}})+({point}[0-9]*)?|" if mark else ""
+    shape = rf"^[+-]?({grouped}{single})([eE][+-]?[0-9]+)?$|^[+-]?(inf|infinity|Inf|Infinity)$"
+    fits = pc.match_substring_regex(texts, shape)
+    if way.thousands is not None:
+        texts = pc.replace_substring(texts, way.thousands, "")
+    texts = pc.if_else(fits, pc.replace_substring(texts, way.decimal, "."), None)
+    return texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+
+def number_hint(text: str) -> str:
+    """What a message adds to a text that stands in place of a number."""
+    if looks_like_a_time(text):
+        return f"a number is needed; {TIME_HINT}"
+    if re.search("[0-9]", text) and re.search("[$€£¥₹%,]|USD|EUR|GBP", text):
+        return "a number is needed; unit, thousands and decimal of its section say how numbers are written"
+    if not re.search("[0-9]", text):
+        return "a number is needed; data.missing lists texts that mean a missing one"
+    return "a number is needed"
 
 
 def transformed(values: np.ndarray, column: NumericConfig) -> np.ndarray:
@@ -89,7 +157,7 @@ def limited(values: np.ndarray, column: NumericConfig) -> np.ndarray:
 
 def _filled(column: pa.Array, each: NumericConfig, config: LogConfig, place: Place) -> tuple[np.ndarray, np.ndarray]:
     """Values with missing ones replaced, float32 or float64 [n]; and which were missing, bool [n]."""
-    values = floats(column, pa.float32() if each.raw else pa.float64())
+    values = floats(column, each, pa.float32() if each.raw else pa.float64(), config, place)
     missing = ~np.isfinite(values)
     if missing.any():
         becomes = config.missing_of(each)

@@ -13,10 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marius_oac.config.ctr import LogConfig
-from marius_oac.data.logs.columns import key_type
+from marius_oac.data.logs.columns import check_key
 from marius_oac.data.logs.lines import MOST_BLOCK_BYTES
 from marius_oac.data.logs.pieces import PIECE_BYTES, Pieces
-from marius_oac.data.logs.schema import Parsed, RawBlock, check_columns, check_label, check_number, is_list
+from marius_oac.data.logs.schema import (
+    Parsed,
+    RawBlock,
+    check_columns,
+    check_label,
+    check_number,
+    is_list,
+    is_text,
+    plain,
+)
 from marius_oac.data.prepare.parquet_pages import parquet_errors, reading_plan
 from marius_oac.errors import InputError
 
@@ -27,7 +36,7 @@ _END_BYTES = 8  # at the end of the file: the footer's length, and "PAR1"
 
 
 class ParquetLog:
-    """A Parquet file. `names` and `kinds` are as in `TextLog`."""
+    """A Parquet file. `names` are its columns."""
 
     format = "parquet"
 
@@ -42,20 +51,17 @@ class ParquetLog:
             check_label(schema.field(config.label.column), path)
         for numeric in config.numeric:
             check_number(schema.field(numeric.name), path)
-        self.kinds: dict[str, str] = {}
         bags = {each.name for each in (*config.multi_valued, *config.sequences)}
         for each in config.keyed():
             kind = schema.field(each.name).type
             if each.name in bags and is_list(kind):
                 kind = kind.value_type
-            elif each.name in bags and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+            elif each.name in bags and not (is_text(plain(kind)) or pa.types.is_null(kind)):
                 raise InputError(f"column '{each.name}' holds {kind}: lists, or texts to be split, are needed", path)
             try:
-                key = key_type(kind, each)
+                check_key(kind, each)
             except InputError as error:
                 raise InputError(error.message, path) from None
-            if each.kind == "auto" and key is not None:
-                self.kinds[each.name] = key
 
     def rows(self, pieces: Pieces | None = None) -> int:
         """The number of rows in the file's metadata, which are checked against `pieces`, if given."""

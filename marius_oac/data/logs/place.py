@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from marius_oac.config.ctr import LogConfig
-from marius_oac.data.logs.lines import line_of_row
+from marius_oac.data.logs.lines import COMPRESSIONS, line_of_row
 from marius_oac.errors import InputError
 
 _SUFFIXES = {
@@ -31,11 +31,11 @@ def format_of(path: Path, format: str = "auto") -> tuple[str, str]:
         InputError: `format` is auto and the suffix is unknown.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    zipped = suffixes[-1:] == [".gz"]
+    zipped = bool(suffixes) and suffixes[-1] in COMPRESSIONS
     suffix = "".join(suffixes[-2:-1] if zipped else suffixes[-1:])
     kind = _SUFFIXES.get(suffix) if format == "auto" else format
     if kind is None:
-        known = ", ".join((*_SUFFIXES, ".gz of the texts"))
+        known = ", ".join((*_SUFFIXES, f"{'/'.join(COMPRESSIONS)} of the texts"))
         raise InputError(f"unknown kind of file ({known} are known); data.format says what it is", path)
     return kind, "\t" if suffix in (".tsv", ".txt") else ","
 

@@ -121,7 +121,6 @@ class _File(Described):
     format: Literal["csv", "parquet", "libsvm"]
     rows: Annotated[Count, Field(ge=1)]
     fingerprint: str
-    kinds: dict[str, Literal["integer", "string"]]
     pieces: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None] = []
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from marius_oac.data.logs.formats import BLANKS, single_blanks
 from marius_oac.data.logs.labels import number_of
-from marius_oac.data.logs.lines import blocks_of_lines, line_of_row, read_first_line
+from marius_oac.data.logs.lines import SPANS, blocks_of_lines, line_of_row, read_first_line
 from marius_oac.data.logs.place import format_of
+from marius_oac.data.logs.schema import is_usable
 from marius_oac.data.logs.svm import parse_svm
 from marius_oac.data.prepare.parquet_pages import parquet_errors
 from marius_oac.data.prepare.readers import check_readable
@@ -27,6 +29,9 @@ from marius_oac.errors import InputError
 
 ROWS = 1 << 15
 _DELIMITERS = (",", "\t", ";", "|")
+_HEAD = 100  # lines in which delimiters are counted
+_QUOTED = re.compile(r'"[^"]*"')
+_DECIMAL = re.compile(r"(^|;)[+-]?[0-9]+,[0-9]+(;|$)")
 _SVM = re.compile(rb"[+-]?[0-9.]+([ \t]+[0-9]+:[^ \t]+)+[ \t]*")
 
 
@@ -37,13 +42,15 @@ class LogSample:
     Attributes:
         path: of the file.
         format: "csv", "parquet" or "libsvm".
-        delimiter: of a text, one character; else None.
+        delimiter: of a text, as `data.delimiter`; else None.
         header: whether the file has names; else they are c0, c1 and so on.
         names: of the columns. Those of a libsvm file are "label" and its ids by position, or "ids" if rows differ in
             their number.
         columns: by name; strings as they are in the file, for Parquet the file's types.
         whole: whether these are all rows of the file.
         bytes_a_row: the average size of a row of a text; else 0.
+        quotes: whether values of a text may be quoted.
+        unusable: the types of the columns that are neither values nor lists of values, by name; they aren't read.
     """
 
     path: Path
@@ -54,6 +61,8 @@ class LogSample:
     columns: dict[str, pa.Array]
     whole: bool
     bytes_a_row: float = 0.0
+    quotes: bool = False
+    unusable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -77,12 +86,19 @@ def read_sample(path: Path, format: str = "auto", delimiter: str | None = None, 
     first = read_first_line(path)
     if kind == "libsvm" or _SVM.fullmatch(first):
         return _libsvm(path)
-    return _text(path, delimiter or _delimiter(first, usual), list(names))
+    return _text(path, delimiter or _delimiter(path, first, usual), list(names))
 
 
-def _delimiter(line: bytes, usual: str) -> str:
-    """The usual delimiter, or the most frequent one if the line doesn't have the usual one."""
+def _delimiter(path: Path, line: bytes, usual: str) -> str:
+    """The usual delimiter; a semicolon in place of the comma if it is in all lines equally often, and commas are not or
+    are decimal marks; or the most frequent delimiter if the first line doesn't have the usual one."""
     text = line.decode("utf-8", "replace")
+    if usual == "," and ";" in text:
+        head = next(blocks_of_lines(path, 0, _HEAD))
+        lines = [_QUOTED.sub("", each) for each in head.text.tobytes().decode("utf-8", "replace").split("\n") if each]
+        commas, semicolons = ({each.count(mark) for each in lines} for mark in ",;")
+        if len(semicolons) == 1 and (len(commas) > 1 or _DECIMAL.search(lines[-1])):
+            return ";"
     if usual in text:
         return usual
     found = Counter({each: text.count(each) for each in _DELIMITERS})
@@ -95,21 +111,25 @@ def _text(path: Path, delimiter: str, names: list[str]) -> LogSample:
     if lines is None:
         raise InputError("the file has no examples", path)
     text = lines.pick(np.arange(len(lines)))
-    quoted = delimiter == ","
+    shown, quoted = delimiter, delimiter == "," or _is_quoted(text, delimiter)
+    if delimiter == BLANKS:
+        text, delimiter, quoted = single_blanks(text), " ", False
     try:
         table = pa_csv.read_csv(
             pa.py_buffer(text),
             pa_csv.ReadOptions(autogenerate_column_names=True, use_threads=False),
             pa_csv.ParseOptions(delimiter=delimiter, quote_char='"' if quoted else False),
             pa_csv.ConvertOptions(
-                column_types={f"f{i}": pa.string() for i in range(_width(text, delimiter, path))},
+                column_types={f"f{i}": pa.string() for i in range(_width(text, delimiter, quoted, path))},
                 strings_can_be_null=False,
             ),
         ).combine_chunks()
     except pa.ArrowInvalid as error:
         what, row = re.sub(r"^CSV parse error: (Row #\d+: )?", "", str(error)), re.search(r"Row #(\d+)", str(error))
         where = f"{path}:{line_of_row(path, int(row[1]) - 1)}" if row else path
-        raise InputError(f"{what[:200]} (columns are told apart by {delimiter!r})", where) from None
+        open_quote = row is not None and what.partition(": ")[2].count('"') % 2
+        spans = f"; {SPANS}" if quoted and open_quote else ""
+        raise InputError(f"{what[:200]} (columns are told apart by {shown!r}){spans}", where) from None
     columns = [column.combine_chunks() for column in table.columns]
     first = [column[0].as_py() for column in columns]
     header = not names and _is_header(first, columns)
@@ -125,17 +145,25 @@ def _text(path: Path, delimiter: str, names: list[str]) -> LogSample:
     found = first if header else names or [f"c{i}" for i in range(len(columns))]
     size = text.size / max(table.num_rows, 1)
     named = {name: column for name, column in zip(found, columns, strict=True) if name}
-    return LogSample(path, "csv", delimiter, header, list(named), named, whole, size)
+    return LogSample(path, "csv", shown, header, list(named), named, whole, size, quoted)
 
 
-def _width(text: np.ndarray, delimiter: str, path: Path) -> int:
+def _is_quoted(text: np.ndarray, delimiter: str) -> bool:
+    """Whether there are quotes, and each stands around a whole field, or twice within such a field."""
+    mark = re.escape(delimiter.encode())
+    field = rb'(?:^|(?<=\n)|(?<=%s))[ ]*"[^"\n]*(?:""[^"\n]*)*"[ ]*(?=%s|\r?\n|\Z)' % (mark, mark)
+    rest, fields = re.subn(field, b"", text.tobytes())
+    return fields > 0 and b'"' not in rest
+
+
+def _width(text: np.ndarray, delimiter: str, quoted: bool, path: Path) -> int:
     """The number of columns of the first line."""
     line = re.split(rb"[\r\n]", text[: 1 << 20].tobytes(), maxsplit=1)[0]
     try:
         decoded = line.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"byte {line[error.start]:#04x} is not UTF-8", f"{path}:1") from None
-    return len(next(csv.reader([decoded], delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if delimiter == "," else 3)))
+    return len(next(csv.reader([decoded], delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else 3)))
 
 
 def _is_header(first: list[str], columns: list[pa.Array]) -> bool:
@@ -154,13 +182,15 @@ def _values(column: pa.Array) -> set[str]:
 
 def _parquet(path: Path) -> LogSample:
     with parquet_errors(path), pq.ParquetFile(path, pre_buffer=False) as parquet:
-        total = parquet.metadata.num_rows
-        batch = next(parquet.iter_batches(ROWS), None)
+        total, schema = parquet.metadata.num_rows, parquet.schema_arrow
+        unusable = {each.name: str(each.type) for each in schema if not is_usable(each.type)}
+        wanted = [name for name in schema.names if name not in unusable]
+        batch = next(parquet.iter_batches(ROWS, columns=wanted), None)
     if not batch:
         raise InputError("the file has no examples", path)
     names = list(batch.schema.names)
     columns = dict(zip(names, batch.columns, strict=True))
-    return LogSample(path, "parquet", None, True, names, columns, total <= ROWS)
+    return LogSample(path, "parquet", None, True, names, columns, total <= ROWS, unusable=unusable)
 
 
 def _libsvm(path: Path) -> LogSample:

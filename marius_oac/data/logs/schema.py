@@ -23,9 +23,16 @@ TIME_HINT = "a date or time: make numbers of it, such as hour and weekday, or li
 _TIMES = re.compile(r"\b\d{4}[-/.]\d\d?[-/.]\d\d?\b|\b\d\d?[-/.]\d\d?[-/.]\d{2,4}\b|\b\d\d?:\d\d\b")
 
 
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether it is a type of bytes, which are read as texts."""
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+    return any(test(kind) for test in tests)
+
+
 def is_text(kind: pa.DataType) -> bool:
-    """Whether it is a type of strings."""
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    """Whether it is a type of strings or bytes."""
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, is_binary)
+    return any(test(kind) for test in tests)
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -36,7 +43,14 @@ def is_number(kind: pa.DataType) -> bool:
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether it is a type of lists."""
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def is_usable(kind: pa.DataType) -> bool:
+    """Whether a column of this type can be a feature: one value, or a list of values, in each row."""
+    kind = plain(kind)
+    kind = plain(kind.value_type) if is_list(kind) else kind
+    return is_number(kind) or is_text(kind) or pa.types.is_temporal(kind)
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -50,8 +64,9 @@ def looks_like_a_time(text: str) -> bool:
 
 
 def check_number(field: pa.Field, path: Path) -> None:
-    """Raises InputError unless a column holds numbers."""
-    if not is_number(field.type):
+    """Raises InputError unless a column holds numbers, or texts that may be some."""
+    kind = plain(field.type)
+    if not (is_number(kind) or is_text(kind)):
         hint = f" ({TIME_HINT})" if pa.types.is_temporal(field.type) else ""
         raise InputError(f"column '{field.name}' holds {field.type}: numbers are needed{hint}", path)
 
@@ -59,7 +74,7 @@ def check_number(field: pa.Field, path: Path) -> None:
 def check_label(field: pa.Field, path: Path) -> None:
     """Raises InputError unless a column's type can be that of labels."""
     kind = plain(field.type)
-    if not (is_number(kind) or is_text(kind)):
+    if not (is_number(kind) or is_text(kind)) or is_binary(kind):
         raise InputError(f"column '{field.name}' holds {field.type}: numbers, truth values or texts are needed", path)
 
 

@@ -1,4 +1,5 @@
-"""Decides transforms, their parameters and medians of numeric columns from the first examples of a log.
+"""Decides kinds of keys, transforms of numeric columns with their parameters and medians, and the values of the label
+from the first examples of a log.
 
 The examples are the first 65,536 of the first file, so that the result is the same whether a run gets all days at once
 or one after another. The result is written to the configuration, and so to the run's folder, to every node and to every
@@ -11,6 +12,9 @@ later evaluation. It is decided only once.
     |g(x)| <= 1.5                  standardize
     |g(ln(1 + x))| <= 1.5          log1p, with -ln(1 - x) for negative x
     else                           quantiles: most values are equal, or a logarithm leaves long tails
+
+Keys are integers where the file has numbers, and fingerprints where it has texts, or where features that share their
+rows differ in that. Files of another type are converted to what was decided.
 
 Sums are rounded once (`math.fsum`), so that they have the same bits on all machines. Center and scale are then rounded
 to a millionth of the scale. This makes them readable, and hides differences in the last bit between C libraries'
@@ -27,12 +31,13 @@ import numpy as np
 import pyarrow as pa
 
 from marius_oac.config.ctr import LogConfig
-from marius_oac.config.log_columns import NumericConfig
-from marius_oac.data.logs.columns import convert
+from marius_oac.config.log_columns import LabelConfig, NumericConfig
+from marius_oac.data.logs.columns import convert, kind_of
 from marius_oac.data.logs.files import BlockReader, LogFile
-from marius_oac.data.logs.labels import labels_of
+from marius_oac.data.logs.labels import labels_of, meaning, text_of
 from marius_oac.data.logs.numbers import floats, limited, signed_log1p
 from marius_oac.data.logs.place import place_of
+from marius_oac.data.logs.schema import is_list
 from marius_oac.types import present
 
 EXAMPLES = 1 << 16
@@ -67,10 +72,16 @@ def settle_by(
     """As `settle`, by parsed examples of a file: pairs of their numbers in the file, from 0, int64 [n], and columns."""
     for rows, batch in parsed:
         labels_of(batch.column(config.label.column), config.label, place_of(path, rows, config))
+    config = _with_kinds(config, parsed[0][1].schema) if parsed else config
+    config = config.model_copy(update={"label": _label(config.label, [batch for _, batch in parsed])})
     keyed = any(config.keyed())
     columns, notes = [], []
     for each in config.numeric:
-        values = np.concatenate([floats(batch.column(each.name), pa.float64()) for _, batch in parsed])
+        read = [
+            floats(batch.column(each.name), each, pa.float64(), config, place_of(path, rows, config))
+            for rows, batch in parsed
+        ]
+        values = np.concatenate(read)
         columns.append(_settled(each, values, config, keyed))
         notes += _strange(columns[-1], values)
     found = config.model_copy(update={"numeric": tuple(columns)})
@@ -85,6 +96,33 @@ def settle_by(
             f"no label of the first examples of {path.name} is above {config.label.above:g} (data.label.above)"
         )
     return found, notes
+
+
+def _with_kinds(config: LogConfig, schema: pa.Schema) -> LogConfig:
+    """The configuration with the kind of each feature's keys, by the types of the columns."""
+    kinds: dict[str, str] = {}
+    for each in config.keyed():
+        kind = schema.field(each.name).type
+        found, vocabulary = kind_of(kind.value_type if is_list(kind) else kind, each), each.vocabulary or each.name
+        found = "string" if found == "auto" else found
+        kinds[vocabulary] = found if kinds.setdefault(vocabulary, found) == found else "string"
+    changed = {
+        key: tuple(
+            each.model_copy(update={"kind": kinds[each.vocabulary or each.name]}) if each.kind == "auto" else each
+            for each in getattr(config, key)
+        )
+        for key in ("categorical", "multi_valued", "sequences")
+    }
+    return config.model_copy(update=changed)
+
+
+def _label(label: LabelConfig, batches: Sequence[pa.RecordBatch]) -> LabelConfig:
+    """The label, with the value that means 0 if the examples have only one besides those that mean 1."""
+    if label.positive is None or label.negative is not None:
+        return label
+    values = {value for batch in batches for value in batch.column(label.column).unique().to_pylist()}
+    others = {text_of(value) for value in values if not meaning(value, label)}
+    return label.model_copy(update={"negative": tuple(others)}) if len(others) == 1 else label
 
 
 def _settled(column: NumericConfig, values: np.ndarray, config: LogConfig, keyed: bool) -> NumericConfig:

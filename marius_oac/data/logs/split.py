@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from marius_oac.data.logs.lines import BYTE_ORDER_MARK, blocks_of_lines, count_rows
+from marius_oac.data.logs.lines import BYTE_ORDER_MARK, COMPRESSIONS, blocks_of_lines, count_rows, create_text
 from marius_oac.data.prepare.prepare import new_folder
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits
 from marius_oac.errors import InputError
@@ -43,7 +42,8 @@ class SplitPlan:
     @property
     def parts(self) -> dict[str, Path]:
         """The file of each split."""
-        suffixes = "".join(self.path.suffixes[-2:] if self.path.suffix.lower() == ".gz" else self.path.suffixes[-1:])
+        zipped = self.path.suffix.lower() in COMPRESSIONS
+        suffixes = "".join(self.path.suffixes[-2:] if zipped else self.path.suffixes[-1:])
         return {split: self.folder / f"{split}{suffixes}" for split in SPLITS}
 
 
@@ -98,12 +98,8 @@ Streams = tuple[Mapping[str, Callable[[Any], object]], Iterable[tuple[int, Calla
 
 @contextmanager
 def _texts(plan: SplitPlan, parts: dict[str, Path]) -> Iterator[Streams]:
-    compression = "gzip" if plan.path.suffix.lower() == ".gz" else None
     with ExitStack() as stack:
-        write = {
-            split: stack.enter_context(pa.output_stream(str(path), compression=compression)).write
-            for split, path in parts.items()
-        }
+        write = {split: stack.enter_context(create_text(path)).write for split, path in parts.items()}
         if plan.header:
             line = next(blocks_of_lines(plan.path, 0, 1)).pick(np.arange(1))
             for each in write.values():

@@ -1,4 +1,4 @@
-"""Parses lines of libsvm's and libFM's format, `label id:1 id:1 ...`, into arrays."""
+"""Parses lines of libsvm's and libFM's format, `label id:1 id:1 ...  # comment`, into arrays."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import numpy as np
 from marius_oac.data.logs.place import Place
 from marius_oac.kernels.cpu.jit import compiled
 
-_LABEL, _ID, _VALUE = 1, 2, 3
+_LABEL, _ID, _VALUE, _FIELD, _COMMENT = 1, 2, 3, 4, 5
+_NO_LABEL = 2.0
 _WRONG = {
-    _LABEL: "the label {!r} is neither 0 nor 1",
+    _LABEL: "the label {!r} is neither 0, 1 nor -1",
     _ID: "{!r} is not id:1, with an id in [0, 2**63)",
     _VALUE: "the value of {!r} is not 1 (weights are not supported)",
+    _FIELD: "{!r} is field:id:value of libffm, which is not read: leave out the fields",
+    _COMMENT: "a comment on a line of its own, {!r}, is not read: leave it out",
 }
 
 
@@ -25,7 +28,7 @@ def parse_svm(block: np.ndarray, path: Path, rows: np.ndarray) -> tuple[np.ndarr
         path, rows: the file, and the row number, from 0, of each line that isn't blank, int64 [n], for messages.
 
     Returns:
-        labels float64 [n], ids int64 [v] and offsets int64 [n + 1] of each example's ids.
+        labels float64 [n], 0, 1 or -1, ids int64 [v] and offsets int64 [n + 1] of each example's ids.
 
     Raises:
         InputError: a line is no label followed by id:1.
@@ -54,6 +57,16 @@ def _unit(text: np.ndarray, at: int, end: int) -> int | np.int64:
         while at < end and text[at] == 48:
             at += 1
     return number if at == end else -1
+
+
+@compiled
+def _label(text: np.ndarray, at: int, end: int) -> float:
+    """0, 1 or -1 if text[at:end] is that number, else `_NO_LABEL`."""
+    negative = at < end and text[at] == 45
+    found = _unit(text, at + 1 if negative else at, end)
+    if found < 0 or negative and (found == 0 or text[at + 1] == 43):
+        return _NO_LABEL
+    return -float(found) if negative else float(found)
 
 
 @compiled
@@ -90,17 +103,27 @@ def _parse(
             inside = False
             at += 1
             continue
-        first, colon = at, -1
+        if byte == 35:  # a comment
+            first = at
+            while at < size and text[at] != 10 and text[at] != 13:
+                at += 1
+            if not inside:
+                return row, values, _COMMENT, first, at
+            continue
+        first, colon, colons = at, -1, 0
         while at < size and text[at] != 32 and text[at] != 9 and text[at] != 10 and text[at] != 13:
-            if text[at] == 58 and colon < 0:
-                colon = at
+            if text[at] == 58:
+                colon = at if colon < 0 else colon
+                colons += 1
             at += 1
         if not inside:
-            labels[row] = _unit(text, first, at)
-            if labels[row] < 0:
+            labels[row] = _label(text, first, at)
+            if labels[row] == _NO_LABEL:
                 return row, values, _LABEL, first, at
             inside = True
             continue
+        if colons == 2:
+            return row, values, _FIELD, first, at
         found = _id(text, first, colon) if colon >= 0 else -1
         if found < 0:
             return row, values, _ID, first, at

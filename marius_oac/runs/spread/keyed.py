@@ -53,12 +53,12 @@ class RemoteKeys:
 
     def look_up(
         self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, int]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """See `KeyTable.look_up`."""
         local, firsts = unique_keys(vocabularies, keys, checks)
         route = route_keys(self._placement, vocabularies[firsts], keys[firsts], checks[firsts])
         values, known = self._source.look_up(self._table, route)
-        return values, local, int((~known[local]).sum())
+        return values, local, ~known[local]
 
 
 @dataclass(eq=False)

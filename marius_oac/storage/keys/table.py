@@ -126,8 +126,9 @@ class KeyTable:
 
     def look_up(
         self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Rows for reading, float32 [m, width]; each key's index among them, int64 [n]; and how many keys have no row.
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows for reading, float32 [m, width]; each key's index among them, int64 [n]; and whether it has no row, bool
+        [n].
 
         A key without a row gets its initial row, or, with `admit_after` above 1, the shared row. Arguments are as for
         `find`.
@@ -148,7 +149,7 @@ class KeyTable:
         self.store.initial.fill(first_keys, values[known.size :], self.store.layout.dimension)
         local = np.searchsorted(known, rows)
         local[missing] = known.size + of_missing
-        return values, local[numbers], int(np.count_nonzero(unknown[numbers]))
+        return values, local[numbers], unknown[numbers]
 
     def _insert(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, distinct: bool) -> np.ndarray:
         rows, before = np.empty(keys.size, np.int64), self.store.num_rows

@@ -26,6 +26,7 @@ from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.errors import InputError
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runtime.progress import Progress
+from marius_oac.tasks.ctr.distinct import DistinctIds
 from marius_oac.types import map_arrays
 
 _ENCODED = pa.dictionary(pa.int32(), pa.string())
@@ -98,7 +99,7 @@ class KeyedRows(Protocol):
 
     def look_up(
         self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, int]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """See `KeyTable.look_up`."""
 
 
@@ -111,7 +112,11 @@ class FileBlock(NamedTuple):
 
 
 class ClickPredictor:
-    """Predicts probabilities of clicks with the present parameters of a model."""
+    """Predicts probabilities of clicks with the present parameters of a model.
+
+    Args:
+        distinct: notes which ids are known to the model.
+    """
 
     def __init__(
         self,
@@ -120,10 +125,12 @@ class ClickPredictor:
         key_tables: Sequence[KeyedRows],
         step: CtrStep,
         device: torch.device,
+        distinct: DistinctIds | None = None,
     ):
         self._config, self._tables, self._key_tables = config, tables, key_tables
         self._step, self._device = step, device
         self.unknown_ids = 0
+        self._distinct = distinct
 
     def files(self, files: Sequence[LogFile], labelled: bool) -> Iterator[tuple[LogBlock, np.ndarray]]:
         """Yields blocks of n examples of files, in order, with their probabilities, float32 [n]."""
@@ -158,7 +165,9 @@ class ClickPredictor:
         for table, key_table in zip(self._tables, self._key_tables, strict=True):
             keys = table_keys(table, examples)
             values, local, unknown = key_table.look_up(*keys.asked)
-            self.unknown_ids += unknown
+            self.unknown_ids += int(np.count_nonzero(unknown))
+            if self._distinct is not None:
+                self._distinct.add(table, keys, unknown)
             rows.append(values)
             tables.append(table_indices(table, keys, local))
         data = ClickBatch(numbers=examples.numbers, tables=tuple(tables))

@@ -16,11 +16,12 @@ import torch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
 from marius_oac.data.logs.batches import LogPlanner
-from marius_oac.data.logs.files import LogFile, check_kinds, check_rows, scan_files
+from marius_oac.data.logs.doubts import doubts
+from marius_oac.data.logs.files import BlockReader, LogFile, check_rows, scan_files
 from marius_oac.data.logs.guess import offered
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.run_log import LOG, RunLog
-from marius_oac.data.logs.settle import settle
+from marius_oac.data.logs.settle import EXAMPLES, settle
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
@@ -41,6 +42,7 @@ from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.keys.table import KeyTable, SharedKeys, shared_by_all
 from marius_oac.tasks.ctr import build
+from marius_oac.tasks.ctr.distinct import DistinctIds
 from marius_oac.tasks.ctr.evaluate import evaluate_files
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
 from marius_oac.tasks.ctr.predict import ClickPredictor
@@ -57,6 +59,7 @@ def start_ctr_task(config: CtrConfig) -> tuple[CtrTask, list[str]]:
         raise ConfigError(f"the schema names no feature; {offered(config.data)}", "data.categorical")
     log = RunLog.start(config)
     data, notes = settle(config.data, log.files)
+    notes = [*doubts(config.data, log.files[0].path), *notes]
     if not any(data.features()):
         raise ConfigError("the schema names no feature that has rows: all its numbers are constant", "data.numeric")
     return CtrTask(config.model_copy(update={"data": data}), log), notes
@@ -127,9 +130,13 @@ class CtrTask(Task):
         return {LOG: self.log.with_pieces([each.known() for each in self.pieces]).dump()}
 
     def check(self) -> None:
-        """Raises InputError if the network can't take the features, or files have other columns."""
+        """Raises InputError if the network can't take the features, or the first examples of the files to evaluate on
+        can't be read as those to train on."""
         _ = self._network
-        check_kinds([*self.log.files, *self.files_of("valid"), *self.files_of("test")])
+        for files in (self.files_of("valid")[:1], self.files_of("test")[:1]):
+            with BlockReader(files, self.config.data) as reader:
+                for file in files:
+                    reader.lazy_block(0, 0, min(EXAMPLES, file.rows)).check()
 
     def check_data_from(self, batch_index: int) -> None:
         """Raises CheckpointError if files that are still needed are gone or changed."""
@@ -210,9 +217,10 @@ class CtrTask(Task):
         """Predicts a split; returns AUC, log loss, normalised entropy and calibration."""
         return evaluate_files(self.predictor(parts), self.files_of(split), among=among)
 
-    def predictor(self, parts: Components) -> ClickPredictor:
-        """Returns a predictor with the present parameters."""
-        return ClickPredictor(self.config, self.features, parts.readers, cast(CtrStep, parts.step), parts.device)
+    def predictor(self, parts: Components, distinct: DistinctIds | None = None) -> ClickPredictor:
+        """Returns a predictor with the present parameters; see `ClickPredictor`."""
+        step = cast(CtrStep, parts.step)
+        return ClickPredictor(self.config, self.features, parts.readers, step, parts.device, distinct)
 
     def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> dict[str, float] | None:
         """Drops keys that have not been seen for long; in a progressive run predicts the next file and returns the

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.logs.doubts import spellings
 from marius_oac.data.logs.files import LogFile, scan_files
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.data.logs.tables import vocabulary_names
@@ -28,7 +29,9 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import num_threads, reading_device
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import appearing
+from marius_oac.tasks.ctr.distinct import DistinctIds
 from marius_oac.tasks.ctr.evaluate import evaluate_files
 from marius_oac.tasks.ctr.nearest import ColumnRows, nearest_values
 from marius_oac.tasks.ctr.predict import check_suffix, write_predictions
@@ -96,8 +99,8 @@ class TrainedClickModel(TrainedRun):
         if not patterns:
             raise InputError(f"the run has no {data} files; name some with --data", f"data.{data}")
         files = scan_files(patterns, self.config.data)
-        with torch_threads(num_threads(self.config)):
-            values = evaluate_files(self._task.predictor(self._parts), files)
+        with torch_threads(num_threads(self.config)), self._told(files) as distinct:
+            values = evaluate_files(self._task.predictor(self._parts, distinct), files)
         what = data if isinstance(data, str) else ", ".join(data)
         return ClickMetrics(self.title(what), values)
 
@@ -158,12 +161,20 @@ class TrainedClickModel(TrainedRun):
         if os.path.lexists(out):
             raise InputError("exists already", out)
         files = scan_files(data, self.config.data, with_labels=False)
-        with torch_threads(num_threads(self.config)), appearing(out) as temporary:
-            self._write(temporary, out, files)
+        with torch_threads(num_threads(self.config)), self._told(files) as distinct, appearing(out) as temporary:
+            self._write(temporary, out, files, distinct)
         return out
 
-    def _write(self, path: Path, named: Path, files: Sequence[LogFile]) -> None:
-        found = self._task.predictor(self._parts).files(files, labelled=False)
+    @contextmanager
+    def _told(self, files: Sequence[LogFile]) -> Iterator[DistinctIds]:
+        """Tells the user, at the end, how files write ids, and where the model knows few of them."""
+        distinct = DistinctIds(self.config.data)
+        yield distinct
+        for line in (*spellings(self.config.data, files[0].path), *distinct.lines()):
+            logger.warning(line)
+
+    def _write(self, path: Path, named: Path, files: Sequence[LogFile], distinct: DistinctIds) -> None:
+        found = self._task.predictor(self._parts, distinct).files(files, labelled=False)
         known = [(str(file.path), file.rows) for file in files]
         write_predictions(path, named, known, (probabilities for _, probabilities in found))
 
