@@ -22,7 +22,6 @@ from marius_oac.data.prepare.http_get import Refused, get
 from marius_oac.errors import InputError
 from tests.data.web_servers import ADDRESSES, BAD, EDGES, ENDLESS, GOOD, OK, SECRET, drip, file, serving, to
 
-
 OF_THE_CALLER = ("half a header", "nothing", "a length beyond any disk")
 """What the caller of the program refuses, or who reads the file."""
 

@@ -60,9 +60,8 @@ def test_ids_are_never_floats(tmp_path, name, monkeypatch):
     assert kinds == {"i"} and edges == expected_edges(SETS[name][1], content["test"]).astype(np.int64).tolist()
 
 
-@pytest.mark.parametrize("saved", SAVED, ids=str)
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("chunk", [ogb.CHUNK_IDS, 50])
+@pytest.mark.parametrize("saved, chunk", [(SAVED[0], ogb.CHUNK_IDS), *((each, 50) for each in SAVED)], ids=str)
 def test_the_graph_is_what_the_files_hold(tmp_path, name, saved, chunk, monkeypatch):
     monkeypatch.setattr(ogb, "CHUNK_IDS", chunk)
     kind = SETS[name][1]

@@ -97,6 +97,7 @@ def test_what_is_wrong_in_the_file_is_told_by_its_address(store, tmp_path, capsy
             "http://127.0.0.1:1/a.tsv: a user and a password are not sent over http",
         ),
         ("http://127.0.0.1:1/a.tsv?key=secret", "http://127.0.0.1:1/a.tsv: no connection: "),
+        ("http://[::1]:1/a.tsv?key=secret", "http://[::1]:1/a.tsv: no connection: "),
         ("zip://a.tsv::s3://key:secret@bucket/a.zip", "zip: one address is needed, not several joined by ::"),
         ("nothing://key:secret@bucket/a.tsv", "nothing://bucket/a.tsv: can't be read: Protocol not known: nothing"),
     ],

@@ -108,7 +108,7 @@ BYTES_24 = b"C\x18" + bytes(24)
 DEEP = 300_000
 
 UNREADABLE = {
-    "tuples nested deeply": (pickled(b"\x80\x02" + b"(" * DEEP + b"t" * DEEP + b"."), "it has a value of type tuple where dict"),
+    "tuples nested deeply": (pickled(b"\x80\x02" + b"(" * DEEP + b"t" * DEEP + b"."), "type tuple where dict"),
     "singles nested deeply": (pickled(b"\x80\x02)" + b"\x85" * DEEP + b"."), "it has a value of type tuple where dict"),
     "a deep key": (pickled(b"\x80\x02}" + b")" + b"\x85" * DEEP + b"Ns."), "crashed|damaged"),
     "a dict in itself": (pickled(b"\x80\x02}q\x00h\x00h\x00s."), DAMAGED),

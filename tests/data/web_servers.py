@@ -155,7 +155,7 @@ ADDRESSES = {
     "http://127.0.0.1:abc/a.tsv": "is no valid address",
     "http://127.0.0.1:99999/a.tsv": "is no valid address",
     "http://127.0.0.1:-1/a.tsv": "is no valid address",
-    "http://[::1/a.tsv": "is no valid address",
+    "http://[::1/a.tsv": "is no valid address|one address is needed",
     "http://:80/a.tsv": "is no valid address",
     "http:///a.tsv": "is no valid address",
     "http://..127.0.0.1/a.tsv": "is no valid address",

@@ -27,6 +27,7 @@ _ADDRESS = re.compile(
 )
 _SECRET = re.compile(r"(?<=://)[^/\s]*@|\?\S*")  # user and password, or the query, of an address within a text
 _SLASHED = re.compile(r"[^/:]*:[^/]*[^/\d][^/]*/.*@.*", re.DOTALL)  # user:pass/word@place, which is no valid address
+_IPV6 = re.compile(r"(?<=://)\[[0-9a-fA-F:.]+\]")
 _MARKS = ("#", "?", "::")  # that divide addresses
 
 
@@ -105,7 +106,7 @@ def listed(address: str) -> list[str]:
         InputError: there are none, the folder has folders in it, or can't be read; a name can't be part of an address;
             or several addresses are joined.
     """
-    if "::" in address:  # fsspec's chains of addresses, each with secrets of its own
+    if "::" in _IPV6.sub("", address):  # fsspec's chains of addresses, each with secrets of its own
         raise InputError("one address is needed, not several joined by ::", address.partition("://")[0])
     place, _, last = address.rpartition("/")
     if _is_web(address):
