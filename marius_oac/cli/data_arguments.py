@@ -75,9 +75,9 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="+",
-        help="click log (CSV, TSV, also .gz, .zst, .bz2 or .xz, Parquet or libsvm; of several files, the last one is the "
-        "test set), edge files or a folder of them, graph folder, or name of a known click log (see marius-oac datasets) "
-        "and its folder",
+        help="click log (CSV, TSV, also .gz, .zst, .bz2 or .xz, Parquet or libsvm; of several files, the last one is "
+        "the test set), edge files or a folder of them, graph folder, or name of a known click log (see marius-oac "
+        "datasets) and its folder",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="configuration file to write (default: standard output)"
