@@ -135,10 +135,10 @@ gpu-wheels: .venv/installed  ## what a lent GPU's machine needs beside torch, in
 	rm -rf build/gpu-wheels
 	$(FOR_GPU) -d build/gpu-wheels -r benchmarks/gpu/requirements.txt
 
-gpu-cache: .venv-triton/installed  ## its kernels, compiled beforehand, in build/gpu-triton-cache: some ten minutes of processor time
+gpu-cache: .venv-triton/installed  ## its kernels, compiled beforehand, in build/gpu-triton-cache.tar.xz: ten minutes of processor time
 	rm -rf build/gpu-triton
 	$(FOR_GPU) -d build/gpu-triton triton==3.6.0
-	PYTHONPATH=.venv-triton $(BIN)/python -m benchmarks.gpu.warm --out build/gpu-triton-cache --hashed build/gpu-triton/*.whl
+	PYTHONPATH=.venv-triton $(BIN)/python -m benchmarks.gpu.warm --out build/gpu-triton-cache.tar.xz --hashed build/gpu-triton/*.whl
 
 wheel: .venv/installed  ## a wheel of the package, in dist
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for results.jsonl and logs")
     parser.add_argument("--commit", help="what is measured (default: what git says)")
     parser.add_argument("--data", type=Path, default=os.environ.get("MARIUS_OAC_DATA"), help="data sets, for quality")
-    parser.add_argument("--triton-cache", type=Path, default=ROOT / "build" / "gpu-triton-cache", metavar="FOLDER",
+    parser.add_argument("--triton-cache", type=Path, default=ROOT / "build" / "gpu-triton-cache.tar.xz", metavar="FILE",
                         help="kernels that were compiled before (default: %(default)s, if it is there)")  # fmt: skip
     options = parser.parse_args()
     if options.page:

@@ -41,11 +41,13 @@ def bounded(run: Callable[[], int], seconds: float) -> int | None:
     try:
         in_time = bool(select.select([ended], [], [], max(0.0, seconds))[0])
     finally:
-        if not _kill(child, ended):
+        status = None
+        if _kill(child, ended):
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        else:
             print(f"process {child} does not end: its driver holds it", file=sys.stderr)
         os.close(ended)
-    gone, status = os.waitpid(child, 0 if in_time else os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if gone and in_time else None
+    return status if in_time else None
 
 
 def _kill(child: int, ended: int) -> bool:

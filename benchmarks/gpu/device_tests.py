@@ -15,6 +15,7 @@ import psutil
 
 from benchmarks.gpu import triton_cache
 from benchmarks.gpu.part import Part, Table
+from marius_oac.nodes.launch.parent import bound
 
 SECONDS = 400
 TABLES = [
@@ -40,7 +41,7 @@ _PATH = ("tests/devices/test_path.py",)
 GROUPS = {
     "validation": Group(2, ("tests/pipeline/test_validation.py",)),
     "kernels": Group(12, ("tests/kernels/test_gpu_links.py", "tests/kernels/test_gpu_sums.py",
-                          "tests/kernels/test_gpu_clicks.py"), small="not test_shapes"),
+                          "tests/kernels/test_gpu_clicks.py"), small="test_penalties or test_updates"),
     "path of ComplEx and DCNv2": Group(6, _PATH, "complex or dcnv2", small="adagrad or dcnv2"),
     "path of the others": Group(12, _PATH, "not (complex or dcnv2)", small="test_classes_of_nodes"),
     "steps and evaluation": Group(12, (
@@ -52,7 +53,7 @@ GROUPS = {
 
 def run(part: Part) -> None:
     for name, group in GROUPS.items():
-        processes = part.place.pick(group.processes, min(group.processes, 2))
+        processes = part.place.pick(group.processes, 1)
         where = {"tests": name, "processes": processes}
         part.measure("tests", where, lambda group=group, count=processes: _tested(part, group, count))
 
@@ -84,7 +85,7 @@ def _tested(part: Part, group: Group, processes: int) -> dict[str, Any]:
         print(f"== {', '.join(group.files)} {group.named}", file=log, flush=True)
         begin = log.tell()
         tests = subprocess.Popen(
-            command(group, processes, part.place.small), cwd=ROOT, env=environment, stdout=log,
+            bound(command(group, processes, part.place.small)), cwd=ROOT, env=environment, stdout=log,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         stopped = None

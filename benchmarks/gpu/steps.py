@@ -61,7 +61,7 @@ class Size(NamedTuple):
 
 
 SIZES = (Size(1_000, 1, 500), Size(10_000, 10, 500), Size(50_000, 10, 1_000))
-SMALL = (Size(200, 2, 20),)
+SMALL = (Size(60, 2, 20),)
 DRAWN = 8
 PIPELINES = (((1_000_000, SIZES[1]), (1_000_000, SIZES[2])), ((14_541, SIZES[0]), (14_541, SIZES[1])))
 SETTINGS = (("oac", 4, 16), ("oac", 1, 8), ("sync", 1, 1), ("oac", 8, 16))

@@ -5,21 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tarfile
 from pathlib import Path
 
 MADE_FOR = "made-for"
 """File of the cache: for which Triton."""
 
 
-def use(carried: Path) -> None:
-    """Has Triton take its kernels from this folder, if it is there, and from then on keep others there, too."""
-    if not carried.is_dir():
+def pack(cache: Path, packed: Path) -> None:
+    """Writes a cache to a file ending in .tar.xz, a tenth of its size."""
+    packed.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(packed, "w:xz", preset=4) as archive:
+        archive.add(cache, ".")
+
+
+def use(packed: Path) -> None:
+    """Has Triton take its kernels from this file, if it is there: it is unpacked beside itself, where Triton then keeps
+    others, too."""
+    if not packed.exists():
         return
-    carried = carried.resolve()
-    for group in carried.glob("*/__grp__*.json"):  # Triton 3.6 keeps whole paths
+    cache = packed.resolve().with_name(packed.name.removesuffix(".tar.xz"))
+    with tarfile.open(packed) as archive:
+        archive.extractall(cache, filter="data")
+    for group in cache.glob("*/__grp__*.json"):  # Triton 3.6 keeps whole paths
         paths = json.loads(group.read_text())["child_paths"]
         group.write_text(json.dumps({"child_paths": {name: str(group.with_name(name)) for name in paths}}))
-    os.environ["TRITON_CACHE_DIR"] = str(carried)
+    os.environ["TRITON_CACHE_DIR"] = str(cache)
 
 
 def folder() -> Path | None:

@@ -1,7 +1,7 @@
 """Fills a cache of Triton for a machine with a GPU, on one without.
 
-    python -m benchmarks.gpu.warm --out build/gpu-triton-cache
-    PYTHONPATH=.venv-triton python -m benchmarks.gpu.warm --out build/gpu-triton-cache --hashed triton-*.whl
+    python -m benchmarks.gpu.warm --out build/gpu-triton-cache.tar.xz
+    PYTHONPATH=.venv-triton python -m benchmarks.gpu.warm --out build/gpu-triton-cache.tar.xz --hashed triton-*.whl
 
 What the two calls launch is noted (`noted`). Triton's JIT compiles it by a driver that says that there is a GPU of
 compute capability 9.0; machine code alone is kept.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,8 @@ import zipfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from benchmarks.gpu import triton_cache
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("validation", "kernels")
@@ -36,7 +37,7 @@ PATH = ["-v", "-m", "slow or not slow", "-k", "in_the_kernels and (complex or dc
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the cache, which is made anew")
+    parser.add_argument("--out", type=Path, required=True, help="file of the packed cache")
     parser.add_argument("--hashed", type=Path, help="the wheel of triton for another Python")
     parser.add_argument("--launches", type=Path, help="file of noted launches: read if it is there, else written")
     options = parser.parse_args()
@@ -44,9 +45,9 @@ def main() -> None:
         noted = (options.launches or Path(folder) / "launches.jsonl").resolve()
         if not noted.exists():
             note_launches(noted)
-        shutil.rmtree(options.out, ignore_errors=True)
-        options.out.mkdir(parents=True)
-        fill(noted, options.out.resolve(), options.hashed)
+        fill(noted, cache := Path(folder) / "cache", options.hashed)
+        triton_cache.pack(cache, options.out)
+    print(f"{options.out}: {options.out.stat().st_size / (1 << 20):.1f} MiB", flush=True)
 
 
 def note_launches(file: Path) -> None:
@@ -68,11 +69,10 @@ def note_launches(file: Path) -> None:
 
 
 def fill(noted: Path, out: Path, hashed: Path | None) -> None:
-    """Compiles all launches into a cache; then asks for all of them again, of which none may be compiled."""
+    """Compiles all launches into a new cache; then asks for all of them again, of which none may be compiled."""
+    out.mkdir()
     os.environ |= {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(out), "TRITON_STORE_BINARY_ONLY": "1"}
     import triton
-
-    from benchmarks.gpu import triton_cache
 
     key = _key(hashed)
     for what in ("filled", "second start"):
@@ -82,9 +82,9 @@ def fill(noted: Path, out: Path, hashed: Path | None) -> None:
         asked, made = sum(asked for asked, _ in every), triton_cache.kernels(out) - before
         print(f"{what}: Triton {triton.__version__}, {asked} kinds of launches, {made} kernels compiled, "
               f"{time.monotonic() - began:.1f} s", flush=True)  # fmt: skip
-    (out / triton_cache.MADE_FOR).write_text(triton_cache.short(triton.__version__, key))
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    print(f"{out}: {triton_cache.kernels(out)} kernels, {size / (1 << 20):.1f} MiB, for {key[:5]}")
+    made_for, size = triton_cache.short(triton.__version__, key), sum(each.stat().st_size for each in out.rglob("*"))
+    (out / triton_cache.MADE_FOR).write_text(made_for)
+    print(f"{triton_cache.kernels(out)} kernels for {made_for}, {size / (1 << 20):.1f} MiB unpacked", flush=True)
     if failed := [line for _, lines in every for line in lines]:
         sys.exit("\n".join(["these can not be compiled:", *failed]))
     if made:

@@ -83,10 +83,11 @@ def test_both_calls_run_without_a_gpu(tmp_path):
         cwd=ROOT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     lines = read(tmp_path / FILE)
-    late = [line for line in lines if line["kind"] == "missing" and "out of time" in line["why"]]
+    late = [line for line in lines if "out of time" in line.get("why", "") or "killed after" in line.get("why", "")]
+    late += [line for line in lines if "time was up" in line.get("found", {}).get("which", "")]
     assert done.returncode == 0 or late, done.stdout + done.stderr
     if late:
-        pytest.skip(f"the machine is busy: {len(late)} measurements were left out")
+        pytest.skip(f"the machine is too busy for a rehearsal: {late}")
     assert {line["kind"] for line in lines if "carried" not in line.get("why", "")} == {"run", "plan", "row", "end"}
     steps = [step.part for call in CALLS.values() for step in call.steps]
     assert [line["part"] for line in lines if line["kind"] == "run"] == steps
@@ -148,8 +149,9 @@ def _check_what_comes_first(gpu, folder):
     assert [(each["batch"], each["precision"]) for each in first("kernels", 3)] == [
         (10_000, precision) for precision in ("float32", "tf32", "bfloat16")
     ]
-    assert [(each["nodes"], each["batch"]) for each in first("steps", 99) if "nodes" in each][:2] == [
-        (1_000_000, 10_000), (1_000_000, 50_000)
+    pipelines = [each for each in first("steps", 99) if "nodes" in each]
+    assert [(each["nodes"], each["batch"], each["workers"]) for each in pipelines[:2]] == [
+        (1_000_000, 10_000, 4), (1_000_000, 50_000, 4)
     ]  # fmt: skip
     assert [each["workers"] for each in first("big_table", 1)] == [8]
 
@@ -230,6 +232,14 @@ def test_a_part_gets_the_seconds_of_its_step(monkeypatch, tmp_path):
     assert 850 < rates[1] <= 900, "what the one before has left"
 
 
+def test_a_late_start_takes_something_of_each_part(monkeypatch, tmp_path):
+    left = []
+    part = module(("light", lambda: {"rate": left[-1]}), before=lambda part: left.append(part.left()))
+    called(monkeypatch, tmp_path, [Step("a", 300), Step("b", 100)], seconds=40, a=part, b=part)
+    rates = [line["found"]["rate"] for line in read(tmp_path / FILE) if line["kind"] == "row"]
+    assert 28 < rates[0] <= 30 and 30 < rates[1] <= 40
+
+
 def test_a_hanging_part_is_killed_and_the_call_ends_in_time(monkeypatch, tmp_path):
     """It, and what it has started; the next part has its own seconds."""
     started = tmp_path / "started"
@@ -239,16 +249,17 @@ def test_a_hanging_part_is_killed_and_the_call_ends_in_time(monkeypatch, tmp_pat
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         hung()
 
-    slow = module(("light", fine), ("dark", hangs), ("dim", fine))
+    moon = ("moon", lambda: raised(Missing("clouds")))
+    slow = module(("light", fine), moon, ("dark", hangs), ("dim", fine))
     began = time.monotonic()
     steps = [Step("a", 1.5), Step("b", 10)]
     code, lines = called(monkeypatch, tmp_path / "out", steps, seconds=11.5, a=slow, b=module(("late", fine)))
     assert 1.4 < time.monotonic() - began < 8 and code == 1
-    why = lines[1][2].removesuffix(", at this")
+    why = lines[2][2].removesuffix(", at this")
     assert why.startswith("killed after ")
     assert lines == [
-        ("row", "light", None), ("missing", "dark", f"{why}, at this"), ("missing", "dim", f"{why}, before it"),
-        ("row", "late", None),
+        ("row", "light", None), ("missing", "moon", "clouds"), ("missing", "dark", f"{why}, at this"),
+        ("missing", "dim", f"{why}, before it"), ("row", "late", None),
     ]  # fmt: skip
     process = int(started.read_text())
     assert not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
@@ -344,12 +355,13 @@ def test_a_carried_cache_is_found_where_it_is(monkeypatch, tmp_path):
     (kernel / "look.cubin").touch()
     (kernel / "__grp__look.json").write_text(json.dumps({"child_paths": {"look.cubin": "/gone/KEY/look.cubin"}}))
     (tmp_path / "cache" / triton_cache.MADE_FOR).write_text("3.6.0-abc")
-    monkeypatch.chdir(tmp_path)
-    triton_cache.use(Path("cache"))
-    assert json.loads((kernel / "__grp__look.json").read_text())["child_paths"] == {
-        "look.cubin": str(kernel / "look.cubin")
-    }
-    assert triton_cache.folder() == tmp_path / "cache" and triton_cache.kernels() == 1
+    triton_cache.pack(tmp_path / "cache", tmp_path / "there" / "cache.tar.xz")
+    monkeypatch.chdir(tmp_path / "there")
+    triton_cache.use(Path("cache.tar.xz"))
+    there = tmp_path / "there" / "cache"
+    paths = json.loads((there / "KEY" / "__grp__look.json").read_text())["child_paths"]
+    assert paths == {"look.cubin": str(there / "KEY" / "look.cubin")}
+    assert triton_cache.folder() == there and triton_cache.kernels() == 1
     assert triton_cache.made_for() == "3.6.0-abc"
 
 
