@@ -233,6 +233,15 @@ def test_bad_folders_are_told_in_a_line(graph, tmp_path, capsys, monkeypatch):
     assert main(["report", str(good)]) == 2 and not (tmp_path / "elsewhere").exists()
 
 
+def test_settings_of_matplotlib_do_not_change_a_drawing():
+    """Those of a folder could have LaTeX run."""
+    import matplotlib
+
+    plain = draw("a", lambda axes, narrow: axes.plot([0, 1], [1, 2]))
+    with matplotlib.rc_context({"text.usetex": True, "lines.linestyle": ":", "axes.labelpad": 40, "font.size": 30}):
+        assert draw("a", lambda axes, narrow: axes.plot([0, 1], [1, 2])) == plain
+
+
 def test_libraries_that_are_missing_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r"needs Matplotlib: pip install '/path/to/marius_oac\[report\]'"):

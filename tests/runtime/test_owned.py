@@ -48,8 +48,11 @@ def test_a_link_is_as_good_as_both_its_ends(folder, tmp_path):
     folder.chmod(0o700)
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
+    (open_to_all / "cache").mkdir(mode=0o700)
     (open_to_all / "link").symlink_to(folder)
+    (tmp_path / "into").symlink_to(open_to_all / "cache")
     open_to_all.chmod(0o777)
+    assert exchangeable(tmp_path / "into") == f"others may write to {open_to_all}"
     assert exchangeable(open_to_all / "link") == f"others may write to {open_to_all}"
 
 
