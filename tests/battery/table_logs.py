@@ -206,7 +206,7 @@ CASES = [
     Case("log-out-is-a-file", "train c.yaml --out r", {"c.yaml": CTR, "log.csv": LOG, "r": "x"},
          "r", "exists already; choose another --out, or go on with: marius-oac resume r"),
     Case("log-out-below-a-file", "train c.yaml --out f/r", {"c.yaml": CTR, "log.csv": LOG, "f": "x"},
-         "f/r", "can't be written: Not a directory"),
+         "f/r", "can't be written: Not a directory", notes=2),
     schema("schema-no-features", "data={train: log.csv, label: click, ignored: [age, user, item]}",
          "data.categorical", "the schema names no feature; the columns are, with a guess of each: age"),
     schema("schema-train-empty-list", "data.train=[]", "--set data.train", "must name at least one, not []"),
