@@ -63,7 +63,7 @@ def cut_bags(offsets: np.ndarray, limit: int, newest: bool) -> tuple[np.ndarray,
 
 
 @compiled
-def _trim(text, starts, ends, first, last):
+def _trim(text: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
     for i in range(starts.size):
         start, end = starts[i], ends[i]
         while start < end and (text[start] == 32 or text[start] == 9):
@@ -86,7 +86,9 @@ def _trim(text, starts, ends, first, last):
 
 
 @compiled
-def _lists(text, starts, ends, offsets, first, last):
+def _lists(
+    text: np.ndarray, starts: np.ndarray, ends: np.ndarray, offsets: np.ndarray, first: np.ndarray, last: np.ndarray
+) -> None:
     """Counts the pieces, into `offsets`; or, if there is room, writes where they begin and end."""
     piece = 0
     for i in range(starts.size):
@@ -134,7 +136,7 @@ def _lists(text, starts, ends, offsets, first, last):
 
 
 @compiled
-def _stands_at(text, at, end, mark):
+def _stands_at(text: np.ndarray, at: int, end: int, mark: np.ndarray) -> bool:
     if at + mark.size > end:
         return False
     for i in range(mark.size):  # noqa: SIM110 (Numba compiles no generators into all())
@@ -144,7 +146,9 @@ def _stands_at(text, at, end, mark):
 
 
 @compiled
-def _count_pieces(text, starts, ends, mark, offsets):
+def _count_pieces(
+    text: np.ndarray, starts: np.ndarray, ends: np.ndarray, mark: np.ndarray, offsets: np.ndarray
+) -> None:
     for i in range(starts.size):
         pieces = 1 if ends[i] > starts[i] else 0
         at = starts[i]
@@ -158,7 +162,9 @@ def _count_pieces(text, starts, ends, mark, offsets):
 
 
 @compiled
-def _find_pieces(text, starts, ends, mark, first, last):
+def _find_pieces(
+    text: np.ndarray, starts: np.ndarray, ends: np.ndarray, mark: np.ndarray, first: np.ndarray, last: np.ndarray
+) -> None:
     piece = 0
     for i in range(starts.size):
         if starts[i] == ends[i]:

@@ -48,6 +48,8 @@ from marius_oac.tasks.ctr.memory import plan_ctr_memory
 from marius_oac.tasks.ctr.predict import ClickPredictor
 from marius_oac.types import present
 
+_MOST_FILES, _FEW = 32, 1 << 10  # files to train on, and examples of each, that are read before a run begins
+
 
 def start_ctr_task(config: CtrConfig) -> tuple[CtrTask, list[str]]:
     """Returns the task of a new run, with the transforms of its numeric columns chosen, and remarks for the user.
@@ -130,13 +132,16 @@ class CtrTask(Task):
         return {LOG: self.log.with_pieces([each.known() for each in self.pieces]).dump()}
 
     def check(self) -> None:
-        """Raises InputError if the network can't take the features, or the first examples of the files to evaluate on
-        can't be read as those to train on."""
+        """Raises InputError if the network can't take the features, or the first examples of other files than the first
+        can't be read as those of that one."""
         _ = self._network
-        for files in (self.files_of("valid")[:1], self.files_of("test")[:1]):
-            with BlockReader(files, self.config.data) as reader:
-                for file in files:
-                    reader.lazy_block(0, 0, min(EXAMPLES, file.rows)).check()
+        looked_at = [(file, _FEW) for file in self.log.files[1:_MOST_FILES]]
+        looked_at += [
+            (file, EXAMPLES) for split in (self.files_of("valid"), self.files_of("test")) for file in split[:1]
+        ]
+        for file, rows in looked_at:
+            with BlockReader([file], self.config.data) as reader:
+                reader.lazy_block(0, 0, min(rows, file.rows)).check()
 
     def check_data_from(self, batch_index: int) -> None:
         """Raises CheckpointError if files that are still needed are gone or changed."""
