@@ -4,6 +4,8 @@ With `TRITON_INTERPRET=1` in the environment before this module is imported, ker
 
 - `fp_fusion` stays on: a product and a sum may be fused, and the compiler decides that once. Sums are not reordered.
 - Counts of a batch are `do_not_specialize`d: Triton would compile a kernel anew for those that are 1 or divide by 16.
+- Tensors begin at multiples of 16 bytes whatever a batch's size, for the same reason. torch's own do; what is
+  a part of one begins at such a multiple, too, or is named by its first row.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ def query_gradients(
     stored(by_queries, (SIDES - 1 - side) * edges + edge, within, columns, sums, sums2, DIMENSION, TWO)
 
 
-@compiled("row_stride", "edges", "candidates", "chunks", "splits")
+@compiled("row_stride", "behind", "edges", "candidates", "chunks", "splits")
 def candidate_gradients(
-    rows, row_stride, queries, heads, tails, negatives, bounds, firsts, seconds, by_candidates,
+    rows, row_stride, queries, heads, tails, negatives, bounds, firsts, seconds, by_candidates, behind,
     edges, candidates, chunks, splits, scale, share, margin, temperature,
     LOSS: tl.constexpr, SIMILARITY: tl.constexpr, ALL: tl.constexpr, SIDES: tl.constexpr, PRECISION: tl.constexpr,
     DIMENSION: tl.constexpr, COLUMNS: tl.constexpr, QUERIES: tl.constexpr, CANDIDATES: tl.constexpr,
@@ -106,7 +106,8 @@ def candidate_gradients(
     """Gradients by the candidates. Arguments are those of `query_gradients`.
 
     Grid: tiles of candidates, sides and chunks (ALL: 1), splits. Each split of a chunk's queries has an array of its
-    own: `by_candidates` float32 [splits, S, C, K, D], or [splits, n, D].
+    own: `by_candidates` float32 [splits, S, C, K, D], or [splits, n, D], behind the first `behind` rows of its tensor,
+    which begins where Triton expects one (`jit`).
     """
     TWO: tl.constexpr = SIMILARITY == MODULI
     group, split = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -133,5 +134,5 @@ def candidate_gradients(
         first, second = tl.load(firsts + place, within, 0.0), tl.load(seconds + place, within, 0.0)
         g = coefficients(scores, keep, first, second, scale, share, margin, temperature, LOSS)
         sums, sums2 = pulled(g, scores, q, q2, c, c2, sums, sums2, 0, SIMILARITY, PRECISION)
-    into = (split * tl.num_programs(1) + group) * candidates + number
+    into = behind + (split * tl.num_programs(1) + group) * candidates + number
     stored(by_candidates, into, row >= 0, columns, sums, sums2, DIMENSION, TWO)

@@ -87,13 +87,19 @@ def fused_bytes(config: Config, data: EdgeBatch[Any], rows: int) -> int:
     drawn, width = rows if data.negatives is None else data.negatives.size, decoder.relation_width(dimension)
     tile = present(tile_of(present(decoder.compiled).similarity, dimension))
     splits = splits_of(tile, *_groups(data, rows, sides))
-    queries, parts = sides * edges * (dimension + 5), (2 * edges + drawn) * dimension
+    numbers = 5 * _aligned(sides * edges)
+    queries, parts = sides * edges * dimension + numbers, (2 * edges + drawn) * dimension
     beside = [splits * drawn * dimension * (splits > 1), edges * width]
     after = parts // BLOCK + edges * width
     rule = make_update_rule(config.training.optimizer)
     if rule.code is None:
         after += (1 + (rule.state_width(dimension) > 0)) * rows * dimension
-    return 4 * (parts + max(queries + max(beside), after + 5 * sides * edges))
+    return 4 * (parts + max(queries + max(beside), after + numbers))
+
+
+def _aligned(floats: int) -> int:
+    """So many that what lies behind them begins where Triton expects a tensor (`kernels.gpu.jit`)."""
+    return -(-floats // 4) * 4
 
 
 def _groups(data: EdgeBatch[Any], rows: int, sides: int) -> tuple[int, int, int]:
@@ -146,7 +152,8 @@ class FusedGradient:
         config, count, dimension = self._config, len(data.heads), self._config.model.dimension
         order = data.order or order_of(data, len(rows), self._sides)
         empty, places = rows.new_empty, len(order.rows.places)
-        queries, numbers = empty((self._sides, count, dimension)), empty((5, self._sides, count))
+        queries = empty((self._sides, count, dimension))
+        numbers = empty((5, _aligned(self._sides * count)))[:, : self._sides * count].view(5, self._sides, count)
         positives, by_positives, losses = numbers[0], numbers[1], numbers[2]
         parts = empty((places, dimension))
         width = self._decoder.relation_width(dimension)
@@ -205,10 +212,10 @@ class FusedGradient:
             parts, by_positives, losses, firsts, seconds, count, candidates, tiles, *factors, **constants,
         )  # fmt: skip
         splits, drawn = splits_of(tile, groups, candidates, most), parts[2 * count :]
-        into = drawn if splits == 1 else rows.new_empty((splits, *drawn.shape))
+        into, behind = (parts, 2 * count) if splits == 1 else (rows.new_empty((splits, *drawn.shape)), 0)
         launch(
             kernels.candidate_gradients, (-(-candidates // tile.candidates), groups, splits), rows, rows.stride(0),
-            queries, *ends, firsts, seconds, into, count, candidates, chunks, splits, *factors, **constants,
+            queries, *ends, firsts, seconds, into, behind, count, candidates, chunks, splits, *factors, **constants,
         )  # fmt: skip
         if splits > 1:
             torch.sum(into, 0, out=drawn)
