@@ -13,7 +13,7 @@ from marius_oac.kernels import ahead
 from marius_oac.models.compute import user_code as own_code
 from marius_oac.runtime import console
 from marius_oac.training import local as training
-from tests import costs, forked, hangs, skips, turns
+from tests import costs, dispositions, failures, forked, hangs, skips, turns
 from tests.device import DEVICE
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
@@ -26,6 +26,7 @@ if DEVICE.type == "cpu":  # before anything imports Triton
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
 settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
+dispositions.as_usual()
 ahead.MOST_PROCESSES = 1  # nothing is compiled beside tests, which say which kernels they want
 
 
@@ -38,6 +39,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "device: runs on what MARIUS_OAC_TEST_DEVICE names (tests/device.py)")
     costs.configure(config)
     config.pluginmanager.register(skips.Skips())
+    config.pluginmanager.register(failures.Failures())
 
 
 def pytest_collection_modifyitems(config, items):

@@ -156,9 +156,10 @@ def test_clicks(kinds, layout):
 @pytest.mark.parametrize("widths", [[5], [3, 1, 10]])
 def test_validation_and_a_look_at_the_numbers(kinds, widths):
     replace, newer = replacing(CPU), None
+    config = batches.configure("dot")
     for kinds.size in SIZES:
         rows = [np.ones((kinds.size, width), np.float32) for width in widths]
-        values, _, others = packed(rows, batches.draw(batches.configure("dot"), batches.Shape(entities=kinds.size)).data)
+        values, _, others = packed(rows, batches.draw(config, batches.Shape(entities=kinds.size)).data)
         timestamps, ids = others[: len(widths)], others[len(widths) :]
         for table, width in enumerate(widths):
             if newer is not None:

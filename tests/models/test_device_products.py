@@ -15,11 +15,20 @@ from tests.models.torch_settings import settings
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
-@pytest.mark.parametrize("variables", [{}, {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}], ids=["", "a variable"])
-def test_whatever_was_set_before_products_are_as_asked_and_it_is_restored(variables):
+def check_all_ways(**variables):
     command = [sys.executable, "-m", "tests.models.torch_settings"]
     done = subprocess.run(command, env=os.environ | variables, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.usefixtures("forked_programs")
+def test_whatever_was_set_before_products_are_as_asked_and_it_is_restored():
+    check_all_ways()
+
+
+@pytest.mark.usefixtures("started_anew")
+def test_also_where_a_variable_of_an_image_allows_tf32():
+    check_all_ways(TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1")
 
 
 @pytest.fixture

@@ -106,8 +106,8 @@ def candidate_gradients(
     """Gradients by the candidates. Arguments are those of `query_gradients`.
 
     Grid: tiles of candidates, sides and chunks (ALL: 1), splits. Each split of a chunk's queries has an array of its
-    own: `by_candidates` float32 [splits, S, C, K, D], or [splits, n, D], begins `behind` rows of its tensor, which begins
-    where Triton expects one (`jit`).
+    own: `by_candidates` float32 [splits, S, C, K, D], or [splits, n, D], behind the first `behind` rows of its tensor,
+    which begins where Triton expects one (`jit`).
     """
     TWO: tl.constexpr = SIMILARITY == MODULI
     group, split = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
