@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import types
 from urllib.parse import quote
 
 import pytest
@@ -182,14 +183,16 @@ def test_a_file_of_unknown_length_is_told(server, tmp_path, caplog):
 
 
 def test_room_on_the_disk(server, tmp_path, monkeypatch):
-    class Usage:
-        free = 300
-
-    monkeypatch.setattr(download_module.shutil, "disk_usage", lambda path: Usage)
-    for name, said in [
-        ("plain", f"the file has {len(EDGES):,} bytes, and the disk has 300 bytes free"),
-        ("chunked", "the server does not say how long the file is, and more came than half of what the disk had free"),
+    for name, free, said in [
+        ("plain", 300, f"the file has {len(EDGES):,} bytes, and the disk has 300 bytes free"),
+        (
+            "chunked",
+            2 * len(EDGES) - 1,
+            "the server does not say how long the file is, and more came than half of what the disk had free",
+        ),
     ]:
+        usage = types.SimpleNamespace(free=free)
+        monkeypatch.setattr(download_module.shutil, "disk_usage", lambda path, usage=usage: usage)
         with pytest.raises(InputError, match=f"^there: {said}$"):
             download(server + name, tmp_path / "a", called="there")
     assert os.listdir(tmp_path) == []
@@ -273,7 +276,7 @@ def test_nothing_is_left_of_a_download_that_is_stopped(server, tmp_path, number)
         assert arrived.wait(60)
         process.send_signal(number)
         process.communicate(timeout=60)
-        assert left.wait(60), "the process that downloads lives on"
+        assert left.wait(20), "the process that downloads lives on"
     assert process.returncode == -number
     assert number == signal.SIGKILL or os.listdir(tmp_path) == []
 

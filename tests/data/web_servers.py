@@ -197,6 +197,7 @@ def _serve(listening, answers, stop):
 
 
 def _answer(connection, answers, stop):
+    connection.settimeout(60)  # of a client that neither reads nor closes
     request = b""
     while b"\r\n\r\n" not in request:
         if not (piece := connection.recv(65536)):
