@@ -123,8 +123,8 @@ class Times(NamedTuple):
 def times_of(layer: Layer) -> Times:
     """Measures the products of a layer, forward and backward; once in a process.
 
-    The libraries take turns, and each has the median of its rounds. It is the time of this thread on the processor: what
-    else the machine does at the moment changes neither.
+    The libraries take turns, and each has the median of its rounds, in time of this thread on the processor: what else
+    the machine does at the moment changes neither.
     """
     times = _measured(layer, time.thread_time)
     return times if min(times) > 0 else _measured(layer, time.perf_counter)  # some sandboxes count in 10 ms
