@@ -133,7 +133,7 @@ class ComputeConfig(Section):
     products: Literal["auto", "torch", "numpy"] = Field(
         "auto",
         description="CPU library for matrix products in training: torch (oneDNN, MKL) or numpy (OpenBLAS). auto: the "
-        "faster one for the shapes of the run, measured once per machine (torch if it is at least 15 % faster). A run "
+        "faster one for the shapes of the run, measured once per machine (torch if it is more than 15 % faster). A run "
         "keeps its library, because the last bits of results depend on it. Evaluation always uses NumPy.",
     )
     precision: Literal["float32", "tf32", "bfloat16"] = Field(

@@ -86,7 +86,8 @@ class TrainingLoop:
         """Continues from a checkpoint of other nodes, of which all parts are at hand."""
         position = self._position_of(before)
         self.folder.checkpoints.keep_for(self.session.stores)
-        self.session.task.take_over(before, self.session.parts)
+        with _of_this_model(before):
+            self.session.task.take_over(before, self.session.parts)
         self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
         self.folder.rewind(self.position.batch_index, wait=self.peers.wait)
         self._evaluation_is_due = self._at_epoch()
@@ -107,10 +108,8 @@ class TrainingLoop:
     def _load(self, checkpoint: Checkpoint) -> None:
         self.folder.checkpoints.keep_for(self.session.stores)
         self.peers.agreed(lambda: self.session.load_rows(checkpoint, self.folder.checkpoints))
-        try:
+        with _of_this_model(checkpoint):
             self.session.task.load_dense(self.session.parts, checkpoint)
-        except ValueError as error:  # the user's own network or layer may have changed
-            raise CheckpointError(str(error), checkpoint.path) from None
 
     def _restore_best(self) -> None:
         """Marks the checkpoint that was the best at this position, unless it has been removed since."""
@@ -398,3 +397,12 @@ class TrainingLoop:
         machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"
         summary["machine"] = f"{machine}, {self.session.device}, {kernels_of(self.config.compute)} kernels"
         self.folder.write_summary(summary)
+
+
+@contextmanager
+def _of_this_model(checkpoint: Checkpoint) -> Iterator[None]:
+    """Names the checkpoint where dense parameters don't fit: the user's own network or layer may have changed."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(str(error), checkpoint.path) from None

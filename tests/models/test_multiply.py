@@ -1,6 +1,8 @@
 """Products of both libraries against float64, their bits on any thread and at any place, and which is faster."""
 
 import threading
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,8 +157,66 @@ def test_the_products_of_a_layer_are_measured_once(monkeypatch):
     times = times_of(Layer(20, 9, 1000))
     assert times_of(Layer(20, 9, 1000)) is times and 0 < times.numpy < 1 and 0 < times.torch < 1
     assert set(called["numpy"]) == set(called["torch"]) == {(20, 9, 512), (512, 20, 9), (20, 512, 9)}
-    assert 3 * 2 <= len(called["numpy"]) == len(called["torch"]) <= 3 * 21
+    samples = multiply._ROUNDS + 1
+    assert len(called["numpy"]) == len(called["torch"]) == 3 * samples * (multiply._SAMPLE // (20 * 9 * 512))
     times_of.cache_clear()
+
+
+class Machine:
+    """A machine on which a product of NumPy's takes 1 us and one of torch's `torch`, and time passes for the thread, or
+    for the world: when the n-th sample of a library begins, `busy(library, n)` seconds have passed beside it."""
+
+    def __init__(self, monkeypatch, torchs, busy=lambda library, number: 0.0):
+        self.thread = self.world = 0.0
+        self.turns, self._busy = [], busy
+        costs = {"numpy": 1e-6, "torch": torchs}
+        monkeypatch.setattr(multiply, "_MULTIPLY", {name: partial(self._product, name) for name in costs})
+        self._costs = costs
+        clocks = SimpleNamespace(thread_time=lambda: self.thread, perf_counter=lambda: self.world)
+        monkeypatch.setattr(multiply, "time", clocks)
+
+    def _product(self, library, left, right, into):
+        if self.turns[-1:] != [library]:
+            self.turns.append(library)
+            slow = self._busy(library, self.turns.count(library))
+            self.thread, self.world = self.thread + slow, self.world + slow
+        self.thread, self.world = self.thread + self._costs[library], self.world + self._costs[library]
+
+    @staticmethod
+    def times():
+        times_of.cache_clear()
+        try:
+            return times_of(Layer(512, 64, 128))
+        finally:
+            times_of.cache_clear()
+
+
+def test_the_libraries_take_turns_and_a_busy_moment_decides_nothing(monkeypatch):
+    """Some samples of either library are slow, fewer than half, and the first ones at that."""
+    for slow in ("numpy", "torch"):
+        machine = Machine(monkeypatch, 2e-6, lambda library, n, slow=slow: 1.0 if library == slow and n <= 11 else 0.0)
+        times = machine.times()
+        assert machine.turns == ["numpy", "torch"] * (multiply._ROUNDS + 1)
+        assert times == pytest.approx((3e-6, 6e-6))
+    assert multiply._ROUNDS == 21
+
+
+def test_what_else_the_machine_does_is_not_counted(monkeypatch):
+    machine = Machine(monkeypatch, 1e-6)
+    real = machine._product
+
+    def product(library, *arrays):
+        real(library, *arrays)
+        machine.world += 1.0 if library == "numpy" else 0.0  # another process has the core
+
+    monkeypatch.setattr(multiply, "_MULTIPLY", {name: partial(product, name) for name in ("numpy", "torch")})
+    assert machine.times().faster == "numpy"
+
+
+def test_where_the_threads_own_time_is_not_known_the_worlds_is_taken(monkeypatch):
+    machine = Machine(monkeypatch, 5e-7)
+    monkeypatch.setattr(multiply.time, "thread_time", lambda: 0.0)
+    assert machine.times() == pytest.approx((3e-6, 1.5e-6)) and machine.times().faster == "torch"
 
 
 def test_a_column_times_a_row_has_the_zeros_of_a_sum():

@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from benchmarks.nodes.trainers import Network, _Here
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.dense import check_change, ignored_by_kstep
 from marius_oac.config.link_prediction import Config
-from marius_oac.errors import ConfigError
+from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.models.compute.dense_moments import (
     is_kstep,
     network_from_kstep,
@@ -23,6 +25,8 @@ from marius_oac.models.compute.dense_moments import (
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import Session
+from marius_oac.runs.sharded.checkpoint import ShardedCheckpoint
+from marius_oac.runs.sharded.dense import mean_of
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import blas
 from marius_oac.training.local import start_task
@@ -140,12 +144,14 @@ class World:
         self.config, self.network = config, Network()
         self.task = start_task(config)
 
-    def play(self, first, last, saved=None):
-        """Trains batches [first, last) on from `saved`; what each has then, and the parameters it began with."""
+    def play(self, first, last, saved=None, count=2, before=None):
+        """Trains batches [first, last) on from `saved`, or from those of other trainers, `before`; what each has then,
+        and the parameters it began with."""
         nodes = []
-        for group in ThreadGroup.members(2):
+        for group in ThreadGroup.members(count):
             here = _Here(self.config, group, self.network)
-            node = ShardedTask(self.task, group, [1.0, 0.0], here.agreement, here.connect)
+            node = ShardedTask(self.task, group, [1.0] + [0.0] * (count - 1), here.agreement, here.connect)
+            node.rows.take = lambda *arguments: None
             node.abort = group.abort
             nodes.append(node)
 
@@ -153,6 +159,8 @@ class World:
             with Session(node) as session:
                 if saved:
                     node.load_dense(session.parts, saved[node.group.rank])
+                if before:
+                    node.take_over(ShardedCheckpoint.of(before, before), session.parts)
                 begun = session.step.dense_state() | {f"kept.{name}": each for name, each in node.dense.state().items()}
                 node.peers.wait()
                 session.parts.segments.begin(first)
@@ -165,6 +173,9 @@ class World:
                     arrays_of=lambda begins: {name: each for name, each in arrays.items() if name.startswith(begins)},
                     files={f"{name}.npy": None for name in arrays},
                     batch_index=last,
+                    path=Path(f"part {node.group.rank}"),
+                    extra={},
+                    checked=None,
                 )
                 found = begun, checkpoint, node.dense.metrics()
                 node.peers.wait()
@@ -209,13 +220,74 @@ def test_a_run_goes_on_with_any_other(days, old, new, capsys):
         mean = (states[0][name] + states[1][name]) / 2
         assert torch.equal(began[0][name], mean) and torch.equal(began[1][name], mean)
     at = torch.cat([each.reshape(-1) for name, each in began[0].items() if name.startswith("network.")])
-    for name in ("kept.global", "kept.server.0"):  # what replicas are drawn to is where they are
+    for name in ("kept.global", "kept.central"):  # what replicas are drawn to is where they are
         assert name not in began[0] or torch.equal(began[0][name], at)
     assert all(torch.isfinite(tensor).all() for _, one, _ in after for tensor in one.dense().values())
     assert is_kstep(began[0]) == (new == "kstep")
     if new in ("kstep", "allreduce"):  # what divides is the same for all
         for name in (each for each in began[0] if not each.startswith("kept.")):
             assert torch.equal(began[0][name], began[1][name])
+
+
+def means(checkpoints):
+    """What other trainers begin with: the oracle, from the parts as they are, element by element in float64."""
+    states = [{name: each.numpy() for name, each in one.dense().items()} for one in checkpoints]
+    return {
+        name: np.mean([state[name].astype(np.float64) for state in states], 0).astype(each.dtype)
+        if each.dtype.kind == "f"
+        else each
+        for name, each in states[0].items()
+    }
+
+
+OTHERS = [
+    ("ma", "ma", 3, 2), ("easgd", "easgd", 3, 2), ("bmuf", "bmuf", 2, 3), ("kstep", "kstep", 3, 2),
+    ("easgd", "ma", 2, 1), ("kstep", "allreduce", 3, 2), ("allreduce", "allreduce", 2, 3), ("allreduce", "bmuf", 2, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("old, new, count, others", OTHERS)
+def test_another_number_of_trainers_goes_on_from_the_mean_of_all(days, old, new, count, others, capsys):
+    """Of parameters and of their optimizer's state; with what the old ones had in common where it is the same."""
+    before = [checkpoint for _, checkpoint, _ in World(config_of(days, old)).play(0, 10, count=count)]
+    expected, told = means(before), capsys.readouterr().err
+    replicas = old != "allreduce"
+    first, *rest = ([one.dense()[name] for name in sorted(one.dense())] for one in before)
+    assert all(any(not torch.equal(*pair) for pair in zip(first, each, strict=True)) for each in rest) == replicas
+    after = World(config_of(days, new)).play(10, 16, count=others, before=before)
+    for begun, ended, _ in after:
+        for name, each in begun.items():
+            if not name.startswith("kept.") and (new == old or name.startswith("network.")):
+                assert each.numpy().tobytes() == expected[name].tobytes(), name
+        assert all(torch.isfinite(tensor).all() for tensor in ended.dense().values())
+    begun, kept = after[0][0], before[0].arrays_of("dense_sync.")
+    assert "kept.since" not in begun or int(begun["kept.since"]) == 0  # they have just met
+    for name in ("global", "velocity", "central"):
+        if name in KEPT[new]:
+            at = np.concatenate([expected[each].reshape(-1) for each in begun if each.startswith("network.")])
+            fresh = np.zeros_like(at) if name == "velocity" else at
+            common = kept[f"dense_sync.{name}"] if new == old else fresh
+            assert begun[f"kept.{name}"].numpy().tobytes() == common.tobytes()
+            assert new != old or not np.array_equal(common, fresh)
+    said = [line for line in (told + capsys.readouterr().err).splitlines() if "note: dense" in line]
+    mean = ", from the mean of the trainers' replicas" if replicas else ""
+    common = ", and with what they had in common" if new == old and KEPT[new] else ""
+    changed = replicas or new != old
+    assert said == [f"note: dense parameters go on with '{new}'{mean}{common}"] * changed
+
+
+KEPT = dict.fromkeys(KINDS, ()) | {"easgd": ("central",), "bmuf": ("global", "velocity")}
+
+
+def test_the_mean_of_equal_replicas_has_their_bits_and_whole_numbers_are_the_first_ones():
+    value = torch.tensor([0.1, -3e-42, 1e30])
+    parts = [SimpleNamespace(dense=lambda n=n: {"a": value, "b": torch.tensor(n)}, path=n) for n in range(3)]
+    found = mean_of(parts)
+    assert torch.equal(found["a"], value) and int(found["b"]) == 0 and found["a"].dtype == torch.float32
+    for other in ({"a": value}, {"a": value[:2], "b": torch.tensor(1)}, {"a": value.double(), "b": torch.tensor(1)}):
+        parts[2] = SimpleNamespace(dense=lambda other=other: other, path="third")
+        with pytest.raises(CheckpointError, match="third: is damaged: its dense parameters are of another model"):
+            mean_of(parts)
 
 
 def test_v_of_a_hot_start_is_that_of_the_trained_model(days):

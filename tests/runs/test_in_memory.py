@@ -62,7 +62,7 @@ def test_it_is_the_checkpoint_that_would_lie_on_disk(tmp_path):
 
     found = together(ThreadGroup.members(2), work)
     parts = [part for _, part in found]
-    disk = ShardedCheckpoint.of(parts[0], parts)
+    disk = ShardedCheckpoint.of(parts, parts)
     for held, _ in found:  # all know all parts
         memory = InMemoryCheckpoint.load(held.about[::-1])
         assert (memory.batch_index, memory.extra) == (disk.batch_index, disk.extra) == (11, position.dump())

@@ -10,6 +10,7 @@ Guarantees of all three:
 from __future__ import annotations
 
 import functools
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,8 +30,11 @@ Each is in C order or the transpose of an array in C order, or some rows or colu
 NUMPY, TORCH, BFLOAT16 = "numpy", "torch", "bfloat16"
 _ZERO = np.float32(0)
 _LEAD = 1.15
-_SECONDS, _ROUNDS = 0.02, 20
+_ROUNDS, _FEWER_ROUNDS = 21, 9
+_MUCH_WORK = 1 << 24  # multiplications of a product: its times differ less
 _LARGEST = 512
+_SAMPLE = 1 << 20  # multiplications of a sample: a smaller product is made several times, at most `_REPEATS`
+_REPEATS = 32
 _LEAST_WORK = 1 << 19  # below, what oneDNN does around a product takes longer than the product
 _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
@@ -98,7 +102,7 @@ class Layer(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds that the products of a layer take with each library."""
+    """Seconds of the processor that the products of a layer take with each library."""
 
     numpy: float
     torch: float
@@ -110,27 +114,42 @@ class Times(NamedTuple):
 
     @property
     def faster(self) -> str:
-        """The faster library: torch if it leads clearly, so that two runs of a configuration on one machine rarely take
-        different ones, which would have different bits."""
+        """The faster library: torch if it leads by more than 15 %, and NumPy's else, also where they are as fast as
+        each other: which one a run has decides its bits, so it must not be a matter of chance."""
         return TORCH if self.ratio > _LEAD else NUMPY
 
 
 @functools.cache
 def times_of(layer: Layer) -> Times:
-    """Measures the products of a layer, forward and backward, in at most 50 ms; once in a process."""
+    """Measures the products of a layer, forward and backward; once in a process.
+
+    The libraries take turns, and each has the median of its rounds, in time of this thread on the processor: what else
+    the machine does at the moment changes neither.
+    """
+    times = _measured(layer, time.thread_time)
+    return times if min(times) > 0 else _measured(layer, time.perf_counter)  # some sandboxes count in 10 ms
+
+
+def _measured(layer: Layer, clock: Callable[[], float]) -> Times:
     rows, inputs, outputs = (min(size, _LARGEST) for size in layer)
     x, weight, y = (np.zeros(shape, np.float32) for shape in ((rows, inputs), (outputs, inputs), (rows, outputs)))
     # Forward, the gradient by the weight, and the one by the inputs.
     products = ((x, weight.T, np.empty_like(y)), (y.T, x, np.empty_like(weight)), (y, weight, np.empty_like(x)))
-    best = {(which, library): float("inf") for which in range(3) for library in (NUMPY, TORCH)}
+    work = rows * inputs * outputs
+    repeats, rounds = max(1, min(_REPEATS, _SAMPLE // work)), _ROUNDS if work <= _MUCH_WORK else _FEWER_ROUNDS
+    seconds: dict[str, list[float]] = {NUMPY: [], TORCH: []}
+
+    def sample(library: str) -> float:
+        began = clock()
+        for _ in range(repeats):
+            for product in products:
+                _MULTIPLY[library](*product)
+        return (clock() - began) / repeats
+
     with blas.one_thread_per_product(), torch_threads(1):
-        for which, library in best:
-            _MULTIPLY[library](*products[which])  # which prepares kernels and memory
-        deadline, rounds = time.perf_counter() + _SECONDS, 0
-        while rounds < _ROUNDS and time.perf_counter() < deadline:
-            rounds += 1
-            for which, library in best:
-                began = time.perf_counter()
-                _MULTIPLY[library](*products[which])
-                best[which, library] = min(best[which, library], time.perf_counter() - began)
-    return Times(*(sum(best[which, library] for which in range(3)) for library in (NUMPY, TORCH)))
+        for library in seconds:
+            sample(library)  # which prepares kernels and memory
+        for _ in range(rounds):
+            for library, found in seconds.items():
+                found.append(sample(library))
+    return Times(*(statistics.median(seconds[library]) for library in (NUMPY, TORCH)))

@@ -87,6 +87,8 @@ class DenseAgreement:
     """
 
     dispatched = False
+    _COMMON: tuple[str, ...] = ()
+    """Names in `state` of what is the same for all trainers."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -210,6 +212,31 @@ class DenseAgreement:
         if mine != theirs:
             raise ValueError(f"the state has the tensors {theirs}, but this dense agreement has {mine}")
         self._take(state)
+
+    def adopt(self, kept: Mapping[str, torch.Tensor]) -> bool:
+        """Takes over what all trainers of an agreement have in common, such as w_ps, after `begin_anew`; they may have
+        been of another number. Collective.
+
+        Args:
+            kept: what the `state` of its trainers had, together.
+
+        Returns:
+            Whether there was anything; of another algorithm nothing is taken.
+
+        Raises:
+            ValueError: it is of another model.
+        """
+        if not self._COMMON or not set(self._COMMON) <= kept.keys():
+            return False
+        size = sum(tensor.numel() for tensor in self._live)
+        for name in self._COMMON:
+            if kept[name].numel() != size:
+                raise ValueError(f"dense state '{name}': {kept[name].numel()} numbers, but this model has {size}")
+        self._take_common({name: kept[name].reshape(-1).to(self._live[0].device) for name in self._COMMON})
+        return True
+
+    def _take_common(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Copies the values of `_COMMON`, [elements of all parameters] in the order of `attach`; collective."""
 
     def _prepare(self, together: Flat) -> None:
         """Called once the parameters are attached, with a buffer that holds them."""

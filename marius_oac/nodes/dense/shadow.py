@@ -203,6 +203,8 @@ class Bmuf(Averaging):
         nesterov: whether it is Nesterov's momentum.
     """
 
+    _COMMON = ("global", "velocity")
+
     def __init__(
         self, group: Group, alpha: float, sync_every: int, background: bool, gate: Gate | None = None,
         *, eta: float = 1.0, momentum: float = 0.0, nesterov: bool = False,
@@ -224,6 +226,10 @@ class Bmuf(Averaging):
     def _kept(self) -> dict[str, torch.Tensor]:
         return super()._kept() | {"global": self._global, "velocity": self._velocity}
 
+    def _take_common(self, values: Mapping[str, torch.Tensor]) -> None:
+        self._global.copy_(values["global"])
+        self._velocity.copy_(values["velocity"])
+
 
 class Easgd(Shadow):
     """EASGD: each replica and w_ps at the sync servers move towards each other, independently of other trainers.
@@ -237,6 +243,8 @@ class Easgd(Shadow):
         assign: see `Assign`; parameters are in the order of `attach`.
     """
 
+    _COMMON = ("central",)
+
     def __init__(
         self, group: Group, alpha: float, sync_every: int, background: bool, gate: Gate | None = None,
         *, servers: SyncServers, assign: Assign,
@@ -249,14 +257,10 @@ class Easgd(Shadow):
         assignment = self._assign([tensor.nbytes for tensor in self._live])
         if len(assignment) != len(self._live):
             raise ValueError(f"{len(assignment)} parameters are assigned to sync servers, not {len(self._live)}")
-        self._parts = {
-            server: [self._live[number] for number in numbers] for server, numbers in parts_of(assignment).items()
-        }
+        self._numbers = parts_of(assignment)
+        self._parts = {server: [self._live[each] for each in numbers] for server, numbers in self._numbers.items()}
         self._flats = {server: Flat(tensors) for server, tensors in self._parts.items()}
-        if not self._group.rank:
-            for server in self._parts:
-                self._servers.write(server, self._copied(server))
-        present(self._channel).barrier()
+        self._take_common({"central": together.buffer})
 
     def stop(self) -> None:
         """See `DenseAgreement.stop`."""
@@ -294,12 +298,25 @@ class Easgd(Shadow):
         return self._uploaded
 
     def _kept(self) -> dict[str, torch.Tensor]:
-        mine = {} if self._group.rank else {f"server.{server}": self._servers.read(server) for server in self._parts}
-        return super()._kept() | mine
+        return super()._kept() | ({} if self._group.rank else {"central": self._central()})
+
+    def _central(self) -> torch.Tensor:
+        """w_ps, in the order of `attach`: it does not depend on the servers."""
+        whole = Flat(self._live)
+        for server, numbers in self._numbers.items():
+            for number, values in zip(numbers, self._flats[server].views(self._servers.read(server)), strict=True):
+                whole.parts[number].copy_(values)
+        return whole.buffer
 
     def _take(self, state: Mapping[str, torch.Tensor]) -> None:
         self._since.copy_(state["since"])
+        self._take_common(state)
+
+    def _take_common(self, values: Mapping[str, torch.Tensor]) -> None:
         if not self._group.rank:
-            for server in self._parts:
-                self._servers.write(server, state[f"server.{server}"].to(self._live[0].device))
+            whole = Flat(self._live)
+            whole.buffer.copy_(values["central"])
+            for server, numbers in self._numbers.items():
+                self._flats[server].fill([whole.parts[each] for each in numbers])
+                self._servers.write(server, self._flats[server].buffer)
         present(self._channel).barrier()

@@ -23,7 +23,6 @@ import numpy as np
 
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.nodes.shards.placement import IdPlaces, Placement
-from marius_oac.runs.checkpoints.checkpoint import DENSE as DENSE_FILE
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved
@@ -92,13 +91,11 @@ class Layout:
         parts = [part.open(name, pinned=pinned, as_read=as_read) for part in self.parts]
         numbered = [(int(_array_of(part, PLACE)[0]), part) for part in parts]
         found = sorted(((place, part) for place, part in numbered if place >= 0), key=lambda each: each[0])
-        places, carried, first = [place for place, _ in found], [part for _, part in found], parts[0]
-        first = next((part for part in parts if not part.has(SERVES)), first)
+        places, carried = [place for place, _ in found], [part for _, part in found]
+        trainers = [part for part in parts if not part.has(SERVES)] or parts
         if not found or places != list(range(len(found))):
-            raise CheckpointError(f"is damaged: its parts are those of the nodes {places}", first.path)
-        if as_read:
-            first.verify(DENSE_FILE)  # processes load it together, and none may fail then
-        return ShardedCheckpoint.of(first, carried)
+            raise CheckpointError(f"is damaged: its parts are those of the nodes {places}", trainers[0].path)
+        return ShardedCheckpoint.of(trainers, carried)
 
 
 def _array_of(part: Checkpoint, name: str) -> np.ndarray:
@@ -258,12 +255,15 @@ class ShardedCheckpoint(Checkpoint):
     click log are one part after another, as are their keys."""
 
     parts: Sequence[Checkpoint]
+    trainers: Sequence[Checkpoint]
 
     @classmethod
-    def of(cls, first: Checkpoint, parts: Sequence[Checkpoint]) -> Self:
-        """These parts together; what is no row is that of the part `first`."""
+    def of(cls, trainers: Sequence[Checkpoint], parts: Sequence[Checkpoint]) -> Self:
+        """The parts that hold rows, in order, and those of trainers; what is no row is that of the first trainer."""
+        first = trainers[0]
         whole = cls(first.path, first.batch_index, first.extra, first.files, {}, checked=first.checked)
         object.__setattr__(whole, "parts", parts)
+        object.__setattr__(whole, "trainers", trainers)
         return whole
 
     @cached_property
@@ -308,6 +308,10 @@ class ShardedCheckpoint(Checkpoint):
                 moved = [each[name] + by if by else each[name] for each, by in zip(every, shift, strict=True)]
                 joined[name] = np.sum(moved, axis=0) if name.endswith(".dropped") else np.concatenate(moved)
         return joined
+
+    def dense(self) -> dict[str, Any]:
+        """Those of the first trainer."""
+        return self.trainers[0].dense()
 
     def checksums(self) -> dict[str, str]:
         """None: an array lies in a file of each part."""

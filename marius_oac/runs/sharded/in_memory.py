@@ -154,8 +154,4 @@ class InMemoryCheckpoint(ShardedCheckpoint):
     def load(cls, about: Sequence[Mapping[str, Any]]) -> Self:
         """From `Held.about`."""
         parts = [_Part.load(each) for each in sorted(about, key=lambda each: each["place"]) if each["place"] >= 0]
-        return cls.of(parts[0], parts)
-
-    def dense(self) -> dict[str, Any]:
-        """See `Checkpoint.dense`."""
-        return self.parts[0].dense()
+        return cls.of(parts[:1], parts)

@@ -42,7 +42,7 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, ShardedCheckpoint, layout_name
-from marius_oac.runs.sharded.dense import adapted, lent_dense, load_dense
+from marius_oac.runs.sharded.dense import DenseBefore, lent_dense, load_dense, take_over_dense
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
 from marius_oac.runs.sharded.in_memory import InMemoryCheckpoint
 from marius_oac.runs.sharded.peers import ClusterPeers
@@ -373,13 +373,10 @@ class ShardedTask(Task):
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
         one_machine = len(set(self.group.gather(running_kernel()))) == 1
         handover = Handover(self.group, carriers, self.peers.agreed, one_machine, isinstance(whole, InMemoryCheckpoint))
-        placement = self.peers.agreed(lambda: before.placement)
+        placement, dense = self.peers.agreed(lambda: (before.placement, DenseBefore.read(before)))
         self.rows.take(before.parts, placement, parts.stores, handover)
-        if not self.peers.trains:
-            return
-        update = present(self._built).update
-        parts.step.load_dense_state(adapted(self.config, update, whole.dense(), whole.batch_index))
-        self.dense.begin_anew()  # the algorithm's own copy, such as w_ps, was made from the initial values
+        built = present(self._built)
+        take_over_dense(self.config, self.peers, self.dense, built.update, parts.step, dense, whole.batch_index)
 
     def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
         """SHA-256 of each table over all nodes, shard by shard: the same on any number of nodes; collective."""

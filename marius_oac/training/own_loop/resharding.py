@@ -44,7 +44,7 @@ class Resharded(ShardedCheckpoint):
     @classmethod
     def for_share(cls, parts: Sequence[Checkpoint], share: Share) -> Resharded:
         """What one process of a share takes of parts, by rank."""
-        whole = cls.of(parts[share.rank % len(parts)], parts)
+        whole = cls.of([parts[share.rank % len(parts)]], parts)
         object.__setattr__(whole, "share", share)
         return whole
 
