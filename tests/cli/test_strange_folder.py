@@ -108,5 +108,7 @@ def test_a_command_opens_nothing_there_but_what_it_names(folder, tmp_path, name,
         assert done.returncode == FAIL.get(name, 0), f"{words}: {done.stderr}"
         opened = lines(tmp_path / "opened")
         assert opened & traps == set(), words
-        assert {path for path in opened if not is_named(path, words, of_run)} == set(), words
+        # Only what is a file there: a library that is loaded by its name, or what `rmtree` opens, is elsewhere.
+        others = {path for path in opened if (folder / path).is_file() and not is_named(path, words, of_run)}
+        assert others == set(), words
         assert lines(tmp_path / "fired") == set(), words
