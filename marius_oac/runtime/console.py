@@ -154,7 +154,7 @@ def _for_output(text: object) -> str:
 
 
 def _is_on_terminal() -> bool:
-    return _is_open(sys.stdout) and sys.stdout.isatty()
+    return _is_shown(sys.stdout)
 
 
 def finish() -> None:
@@ -176,7 +176,7 @@ def let_go() -> None:
 
 def is_terminal() -> bool:
     """Whether standard error is a terminal, or another process relays it to one (`shown_on_a_terminal`)."""
-    return _is_open(sys.stderr) and (_relayed or sys.stderr.isatty())
+    return _is_shown(sys.stderr) or (_relayed and _is_open(sys.stderr))
 
 
 def shows_colours() -> bool:
@@ -232,6 +232,11 @@ def _asked_for() -> Iterator[None]:
 
 def _is_open(stream: TextIO | None) -> bool:
     return stream is not None and not getattr(stream, "closed", False)  # others put streams of their own there
+
+
+def _is_shown(stream: TextIO | None) -> bool:
+    """Whether it is a terminal; a stream of others' may not have `isatty`."""
+    return stream is not None and _is_open(stream) and getattr(stream, "isatty", bool)()
 
 
 def _let_go(stream: TextIO) -> None:
