@@ -193,7 +193,7 @@ def test_room_on_the_disk(server, tmp_path, monkeypatch):
     ]:
         usage = types.SimpleNamespace(free=free)
         monkeypatch.setattr(download_module.shutil, "disk_usage", lambda path, usage=usage: usage)
-        with pytest.raises(InputError, match=f"^there: {said}$"):
+        with pytest.raises(InputError, match=f"^there: .*{said}$"):
             download(server + name, tmp_path / "a", called="there")
     assert os.listdir(tmp_path) == []
 
