@@ -87,24 +87,24 @@ def test_the_seed_and_the_load_of_a_failure_are_printed(ended):
 
 
 def handlers(before="", **variables):
-    """What SIGHUP and SIGINT do after `as_usual`."""
-    text = f"""import signal
+    """What SIGHUP and SIGINT do after `as_usual`, and what workers are told."""
+    text = f"""import os, signal
 {before}
 from tests.dispositions import as_usual
 as_usual()
-print(*(getattr(signal.getsignal(number), "__name__", "default") for number in (1, 2)))"""
+print(*(getattr(signal.getsignal(number), "__name__", "default") for number in (1, 2)), os.environ.get({KEPT!r}))"""
     done = subprocess.run([sys.executable, "-c", text], env=os.environ | variables, text=True, capture_output=True)
     return done.stdout.split()
 
 
 def test_a_hangup_ends_no_worker_where_it_was_ignored():
     """A worker was started with the default, by a process that had undone it."""
-    assert handlers("signal.signal(1, signal.SIG_IGN)") == handlers(**{KEPT: "1"}) == ["<lambda>", HANDLER]
+    assert handlers("signal.signal(1, signal.SIG_IGN)") == handlers(**{KEPT: "1"}) == ["<lambda>", HANDLER, "1"]
 
 
 def test_where_none_was_ignored_nothing_is_changed():
-    assert handlers() == ["default", HANDLER]
-    assert handlers("signal.signal(2, print)") == ["default", "print"]
+    assert handlers() == ["default", HANDLER, "None"]
+    assert handlers("signal.signal(2, print)") == ["default", "print", "None"]
 
 
 def test_examples_that_are_drawn_by_no_seed_are_not_given_one():
