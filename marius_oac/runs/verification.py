@@ -114,11 +114,12 @@ class _Run:
     """A run's folder, or that of one of its nodes, which has the same files.
 
     Args:
-        of: the id of the run, of the folder of one of its nodes.
+        part: of a node's folder, what its checkpoints are known by.
+        of: likewise, the id of the run, if that is known.
     """
 
-    def __init__(self, path: Path, found: _Findings, of: str | None = None):
-        self.path, self.found, self._of = path, found, of
+    def __init__(self, path: Path, found: _Findings, part: str | None = None, of: str | None = None):
+        self.path, self.found, self._part, self._of = path, found, part, of
 
     def check(self) -> None:
         path, found = self.path, self.found
@@ -134,13 +135,16 @@ class _Run:
         if (path / SUMMARY).exists() and folder:
             found.small(path / SUMMARY, folder.summary)
         id = self._of or (about.id if about else None)
-        inner = about is not None and about.over_nodes and not (path / NODES).is_dir()
-        records = [*self._rows(path, id, identity_of(path.absolute()) if inner else ""), *self._nodes(id)]
+        part = self._part
+        if part is None and about:  # a node's folder may be verified by itself
+            alone = about.over_nodes and not (path / NODES).is_dir()
+            part = identity_of(path.absolute()) if alone else ""
+        records = [*self._rows(path, id, part), *self._nodes(id)]
         self._records(folder, *max(records, key=lambda each: each[0], default=(0, {})))
         self._derived()
         self._others(about)
 
-    def _rows(self, rows: Path, run: str | None, part: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def _rows(self, rows: Path, run: str | None, part: str | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Checks the checkpoints in a folder, with their pages, and that they are those of this run and part; yields
         position and records of each."""
         found, checkpoints = self.found, Checkpoints(rows / FOLDER, run=run, part=part)
@@ -206,7 +210,7 @@ class _Run:
                 )
             for part in parts:
                 if (part / ABOUT).exists():
-                    _Run(part, self.found, run).check()
+                    _Run(part, self.found, identity_of(part), run).check()
                 else:
                     yield from self._rows(part, run, identity_of(part))
             self._moments(layout, run)

@@ -276,6 +276,27 @@ def test_other_nodes_take_over_no_more_than_is_asked_for():
         loop.take_over(SimpleNamespace(extra=Position(batch_index=20).dump(), batch_index=20, path="checkpoint"))
 
 
+def test_what_was_best_and_the_patience_of_other_nodes_are_theirs():
+    """The best checkpoint is a part of their layout; with their patience a run would stop for it."""
+    loop, calls = object.__new__(TrainingLoop), []
+    before = Position(batch_index=10, best=0.5, best_epoch=1, worse=2, first_loss=1.5, device="cpu")
+    checkpoint = SimpleNamespace(extra=before.dump(), batch_index=10, path="checkpoint")
+    loop.schedule, loop.peers = Schedule([10, 20]), SimpleNamespace(wait=None)
+    task = SimpleNamespace(
+        take_over=lambda whole, parts: calls.append((whole, parts)), check_data_from=lambda batch: calls.append(batch)
+    )
+    loop.session = SimpleNamespace(task=task, parts="parts", stores=[], check_device=lambda device: device)
+    loop.folder = SimpleNamespace(
+        checkpoints=SimpleNamespace(keep_for=lambda stores: None), rewind=lambda batch, wait: calls.append(batch)
+    )
+    loop.take_over(checkpoint)
+    assert calls == [10, (checkpoint, "parts"), 10]
+    assert loop.position == replace(before, best=-1.0, best_epoch=0, worse=0)
+    task.take_over = lambda whole, parts: int("no model")
+    with pytest.raises(CheckpointError, match="checkpoint: invalid literal"):
+        loop.take_over(checkpoint)
+
+
 def test_rows_of_several_parts_are_compared_as_one():
     parts = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((4, 3), np.float32)]
     ours, theirs = Joined(parts), Joined([parts[0], 2 * parts[1]])

@@ -283,3 +283,13 @@ def test_a_part_that_has_lost_its_run_json_gets_it_again_if_its_checkpoints_fit(
         assert not (other / "run.json").exists()
     assert RunFolder.written_anew(path, *about, nodes.id).about.id == nodes.id
     assert json.loads((path / "run.json").read_text()) == text and verify(nodes.folder.path).sound
+
+
+def test_a_damaged_run_json_of_a_node_damages_no_checkpoint(nodes):
+    """Nor does that of the run; and a node's folder can be verified by itself."""
+    assert verify(nodes.path(1)).sound
+    for path in (nodes.path(1), nodes.folder.path):
+        (path / "run.json").write_text("{")
+        damaged = verify(nodes.folder.path).damaged
+        assert any(line.startswith(f"{path}/run.json: ") for line in damaged)
+        assert not [line for line in damaged if "checkpoint" in line]
