@@ -22,7 +22,7 @@ from marius_oac.nodes.shards.placement import FEWEST_SHARDS, NUM_SHARDS
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded import placement as node_packing
-from marius_oac.runs.sharded.checkpoint import PACKING, PLACEMENT, layout_name, part_name, saved_packings
+from marius_oac.runs.sharded.checkpoint import PACKING, PLACEMENT, identity_of, layout_name, part_name, saved_packings
 from marius_oac.runs.sharded.placement import agreed_packing
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.tasks.ctr.task import start_ctr_task
@@ -224,7 +224,8 @@ def test_a_node_that_can_not_read_its_batches_is_named(hubs, monkeypatch):
 def save(run, names, weights, nodes, sequences, figures=(10, 1.5, 1.01)):
     """Parts of a layout, as far as they say where rows lie."""
     for name in names:
-        part = Checkpoints(run / "nodes" / layout_name(names, weights, nodes) / part_name(name) / "checkpoints")
+        path = run / "nodes" / layout_name(names, weights, nodes) / part_name(name)
+        part = Checkpoints(path / "checkpoints", part=identity_of(path))
         part.folder.mkdir(parents=True)
         for batch_index in sequences:
             arrays = {PLACEMENT: nodes, PACKING: np.array(figures)}
