@@ -240,7 +240,7 @@ CASES = [
          "--set data.label.positive", "must name at least one, not []"),
     schema("schema-label-no-column", "data.label={positive: 1}", "--set data.label.column", "this key is required"),
     schema("schema-category-kind", "data.categorical=[{name: user, kind: int}]",
-         "--set data.categorical.0.kind", "must be 'auto', 'integer', 'hex' or 'string', not 'int'"),
+         "--set data.categorical.0.kind", "must be 'auto', 'integer', 'hex', 'string' or 'verbatim', not 'int'"),
     schema("schema-category-kind-of-values", "data.categorical=[{name: user, kind: integer}, item]",
          "log.csv:2", "row 1: column 'user' holds 'a', not an integer of 64 bits other than -2**63"),
     schema("schema-category-hex", "data.categorical=[{name: user, kind: hex}, {name: item, kind: hex}]",
