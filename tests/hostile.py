@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from marius_oac.kernels.cpu.pages import checksum
 from marius_oac.runtime.files.atomic import json_digest, sealed
@@ -75,13 +74,3 @@ def reseal_pages(run: Path, table: str, page: int, change) -> None:
         checksums[page] = checksum(content.ctypes.data, page_bytes, page)
     np.save(checkpoint / f"{table}.checksums.npy", checksums)
     reseal_checkpoint(checkpoint)
-
-
-def as_version_2(folder: Path) -> None:
-    """Makes of a checkpoint what version 2 of the format wrote: one XXH3 of each whole file."""
-    content = json.loads((folder / "manifest.json").read_text()) | {"version": 2}
-    content.pop("sha256")
-    for name in content["files"]:
-        whole = (folder / name).read_bytes()
-        content["files"][name] = {"bytes": len(whole), "xxh3_128": xxhash.xxh3_128_hexdigest(whole)}
-    (folder / "manifest.json").write_bytes(sealed(content))

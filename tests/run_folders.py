@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from marius_oac.config.link_prediction import Config
-from marius_oac.runtime.files.atomic import sealed
 
 TIMES = ("seconds", "per_second", "rss", "machine")
 # What depends on how the threads happened to run.
@@ -65,24 +64,6 @@ def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1, f"{text.count(old)} times {old!r} in {path}"
     path.write_text(text.replace(old, new))
-
-
-def as_version_1(run: Path) -> None:
-    """Takes from a run, and from its parts on nodes, what version 1 of its format did not have."""
-    for path in [run, *run.glob("nodes/*/*")]:
-        about = json.loads((path / "run.json").read_text()) if (path / "run.json").exists() else None
-        if about:
-            kept = {key: about[key] for key in ("format", "package", "data", "kernels")}
-            (path / "run.json").write_text(json.dumps(kept | {"version": 1}, indent=1))
-        if (path / "log.json").exists():
-            log = json.loads((path / "log.json").read_text())
-            del log["sha256"]
-            (path / "log.json").write_text(json.dumps(log, indent=1) + "\n")
-        for manifest in path.glob("checkpoints/*/manifest.json"):
-            content = json.loads(manifest.read_text())
-            del content["sha256"]
-            extra = {key: value for key, value in content["extra"].items() if key not in ("metrics", "order")}
-            manifest.write_bytes(sealed(content | {"extra": extra}))
 
 
 def stop_at(stage: str, batch_index: int, error: BaseException):

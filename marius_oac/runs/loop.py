@@ -23,7 +23,7 @@ from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Inter
 from marius_oac.models.compute.multiply import kernels_of
 from marius_oac.pipeline.bound import bound
 from marius_oac.runs.callbacks import NO_CALLBACKS, Callbacks
-from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint, fitting, name_of
 from marius_oac.runs.checkpoints.retention import START, read_saved
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.metrics import progressive_means
@@ -45,7 +45,7 @@ class TrainingLoop:
         self._callbacks = callbacks
         folder.metrics.listeners.append(callbacks.line)
         self.position = Position(device=name_of_device(session.device))
-        self._alone = len(self.peers.gather(None)) == 1
+        self._alone = self.peers.share(folder.checkpoints) == 1
         self._stops = Requests()
         self.schedule = session.task.schedule
         self._evaluation_is_due = False
@@ -69,7 +69,7 @@ class TrainingLoop:
             self.session.task.check_data_from(0)
             self.folder.rewind(0, wait=self.peers.wait)
             return
-        checkpoint = self.peers.agreed(lambda: self.folder.checkpoints.open(name or names[-1], as_read=True))
+        checkpoint = self.peers.opened(self.folder.checkpoints, name or names[-1])
         saved = read_saved(self.folder.rows) or ""
         if name is None and saved > checkpoint.name:
             logger.warning(f"checkpoint {saved} is gone: the run goes on from {checkpoint.name}")
@@ -86,7 +86,7 @@ class TrainingLoop:
         """Continues from a checkpoint of other nodes, of which all parts are at hand."""
         position = self._position_of(before)
         self.folder.checkpoints.keep_for(self.session.stores)
-        with _of_this_model(before):
+        with fitting(before):
             self.session.task.take_over(before, self.session.parts)
         self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
         self.folder.rewind(self.position.batch_index, wait=self.peers.wait)
@@ -108,7 +108,7 @@ class TrainingLoop:
     def _load(self, checkpoint: Checkpoint) -> None:
         self.folder.checkpoints.keep_for(self.session.stores)
         self.peers.agreed(lambda: self.session.load_rows(checkpoint, self.folder.checkpoints))
-        with _of_this_model(checkpoint):
+        with fitting(checkpoint):
             self.session.task.load_dense(self.session.parts, checkpoint)
 
     def _restore_best(self) -> None:
@@ -300,6 +300,7 @@ class TrainingLoop:
                 self.config.checkpoint.keep,
                 self.session.task.state_arrays(),
                 self._all_have_saved,
+                alike=not self._alone and self.session.dense_is_alike(),
             )
         except DivergedError as error:
             raise self._diverged(error) from error
@@ -397,12 +398,3 @@ class TrainingLoop:
         machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"
         summary["machine"] = f"{machine}, {self.session.device}, {kernels_of(self.config.compute)} kernels"
         self.folder.write_summary(summary)
-
-
-@contextmanager
-def _of_this_model(checkpoint: Checkpoint) -> Iterator[None]:
-    """Names the checkpoint where dense parameters don't fit: the user's own network or layer may have changed."""
-    try:
-        yield
-    except ValueError as error:
-        raise CheckpointError(str(error), checkpoint.path) from None

@@ -179,5 +179,10 @@ class Session(Closable):
             digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
+    def dense_is_alike(self) -> bool:
+        """Whether the dense parameters and their optimizer state have the same bits on all trainers. Collective."""
+        peers = self.task.peers
+        return len({*peers.gather(self.dense_fingerprint() if peers.trains else None)} - {None}) == 1
+
     def close(self) -> None:
         self._stack.close()

@@ -20,6 +20,8 @@ from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.rows import RowSource
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.checkpoints.origin import check_together
+from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.segments import Segments
 from marius_oac.runs.spread.contract import Part, SpreadRows
@@ -85,6 +87,19 @@ class Peers:
     def agreed(self, make: Callable[[], Any]) -> Any:
         """Returns what `make` returns. Raises InputError on all processes if it does on one. Collective."""
         return make()
+
+    def share(self, checkpoints: Checkpoints) -> int:
+        """Has what the processes save from now on be parts of one moment; returns how many they are. Collective."""
+        sessions = self.gather(checkpoints.origin.session)
+        checkpoints.saved_as(sessions[0], self.rank, len(sessions))
+        return len(sessions)
+
+    def opened(self, checkpoints: Checkpoints, name: str) -> Checkpoint:
+        """This process's part of a checkpoint, to be checked as it is read. Raises InputError on all processes if one
+        is damaged, another's, or of another moment than the others. Collective."""
+        found: Checkpoint = self.agreed(lambda: checkpoints.open(name, as_read=True))
+        check_together(self.gather([str(found.path), found.facts()]))
+        return found
 
 
 @dataclass

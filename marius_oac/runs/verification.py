@@ -17,14 +17,15 @@ from typing import Any
 from marius_oac.data.graphs.derived import derived_files, read_derived
 from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.runs.checkpoints.checkpoint import MANIFEST, TABLES, read_checkpoint
+from marius_oac.runs.checkpoints.checkpoint import MANIFEST, TABLES
+from marius_oac.runs.checkpoints.origin import apart
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import BEST, FOLDER, SAVED, Checkpoints, read_saved
 from marius_oac.runs.folder.about import ABOUT, About
 from marius_oac.runs.folder.folder import CONFIG, SUMMARY, RunFolder
 from marius_oac.runs.folder.metrics import METRICS, MetricsFile, Prefix
 from marius_oac.runs.folder.order import ORDER, OrderFile
-from marius_oac.runs.sharded.checkpoint import NODES, Layout
+from marius_oac.runs.sharded.checkpoint import NODES, Layout, identity_of
 from marius_oac.runtime.files.hashing import check_files
 from marius_oac.runtime.files.untrusted import DescribedFile, ListedFile, typed
 from marius_oac.runtime.progress import Progress
@@ -110,33 +111,43 @@ class _Findings:
 
 
 class _Run:
-    """A run's folder, or that of one of its nodes, which has the same files."""
+    """A run's folder, or that of one of its nodes, which has the same files.
 
-    def __init__(self, path: Path, found: _Findings):
-        self.path, self.found = path, found
+    Args:
+        part: of a node's folder, what its checkpoints are known by.
+        of: likewise, the id of the run, if that is known.
+    """
+
+    def __init__(self, path: Path, found: _Findings, part: str | None = None, of: str | None = None):
+        self.path, self.found, self._part, self._of = path, found, part, of
 
     def check(self) -> None:
         path, found = self.path, self.found
         about = found.small(path / ABOUT, lambda: About.read(path))
         folder = found.small(path / CONFIG, lambda: RunFolder.open(path)) if about else None
-        if about and not about.checked:
-            names = ", ".join((CONFIG, LOG, METRICS, SUMMARY))
-            found.unchecked.append(f"{path}: {names}: written by a version that knew no checksums of them")
-        if folder and about.checked:
+        if about and self._of not in (None, about.id):
+            found.damaged.append(f"{path / ABOUT}: is of another run than that of the first node")
+        if folder:
             for name in about.files:
                 found.small(path / name, partial(folder.read_file, name))
         if (path / LOG).exists() or (folder and folder.config.data_grows):
-            found.small(path / LOG, lambda: RunLog.read(path, not about or about.checked))
+            found.small(path / LOG, lambda: RunLog.read(path))
         if (path / SUMMARY).exists() and folder:
             found.small(path / SUMMARY, folder.summary)
-        records = [*self._rows(path), *self._nodes()]
+        id = self._of or (about.id if about else None)
+        part = self._part
+        if part is None and about:  # a node's folder may be verified by itself
+            alone = about.over_nodes and not (path / NODES).is_dir()
+            part = identity_of(path.absolute()) if alone else ""
+        records = [*self._rows(path, id, part), *self._nodes(id)]
         self._records(folder, *max(records, key=lambda each: each[0], default=(0, {})))
         self._derived()
         self._others(about)
 
-    def _rows(self, rows: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Checks the checkpoints in a folder, with their pages; yields position and records of each."""
-        found, checkpoints = self.found, Checkpoints(rows / FOLDER)
+    def _rows(self, rows: Path, run: str | None, part: str | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Checks the checkpoints in a folder, with their pages, and that they are those of this run and part; yields
+        position and records of each."""
+        found, checkpoints = self.found, Checkpoints(rows / FOLDER, run=run, part=part)
         if (rows / SAVED).exists():
             # Over nodes it names a checkpoint of the parts, which may be elsewhere.
             over_nodes = rows == self.path and (rows / NODES).is_dir()
@@ -149,12 +160,14 @@ class _Run:
         before: dict[str, SavedTable] = {}
         for name in checkpoints.names():
             with suppress(Missing):  # the run is training, and has removed it
-                yield from self._checkpoint(rows / FOLDER / name, before)
+                yield from self._checkpoint(checkpoints, name, before)
 
-    def _checkpoint(self, path: Path, before: dict[str, SavedTable]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        found = self.found
+    def _checkpoint(
+        self, checkpoints: Checkpoints, name: str, before: dict[str, SavedTable]
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        found, path = self.found, checkpoints.folder / name
         try:
-            checkpoint = read_checkpoint(path, pinned=True)
+            checkpoint = checkpoints.read(name, pinned=True)
         except Missing:
             raise
         except CheckpointError as error:
@@ -186,8 +199,9 @@ class _Run:
         except InputError as error:
             self.found.damaged.append(f"{error} (checkpoint {table.path.name})")
 
-    def _nodes(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Checks the parts of nodes. A part that is no run's folder of its own belongs to this one."""
+    def _nodes(self, run: str | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Checks the parts of nodes, and that those of each checkpoint are one moment. The first node's part is no
+        run's folder of its own, but belongs to this one."""
         for layout in Layout.all(self.path):
             parts = [part.folder.parent for part in layout.parts]
             if len(parts) < layout.size:
@@ -196,9 +210,25 @@ class _Run:
                 )
             for part in parts:
                 if (part / ABOUT).exists():
-                    _Run(part, self.found).check()
+                    _Run(part, self.found, identity_of(part), run).check()
                 else:
-                    yield from self._rows(part)
+                    yield from self._rows(part, run, identity_of(part))
+            self._moments(layout, run)
+
+    def _moments(self, layout: Layout, run: str | None) -> None:
+        parts = [Checkpoints(part.folder, run=run, part=identity_of(part.folder.parent)) for part in layout.parts]
+        for name in sorted(set.intersection(*(set(part.names()) for part in parts))) if parts else ():
+            known = []
+            for part in parts:
+                with suppress(CheckpointError):  # it has been named, or has been removed meanwhile
+                    known.append((part.folder / name, part.read(name).facts()))
+            complete = len(known) == layout.size
+            if known and (wrong := apart([facts for _, facts in known], complete)):
+                self.found.damaged.append(f"{known[wrong[0]][0]}: {wrong[1]}")
+            for path, facts in known:
+                if facts["number"] and not (path.parents[1] / ABOUT).exists():
+                    self.found.damaged.append(f"{path.parents[1] / ABOUT}: is missing")
+                    return
 
     def _records(self, folder: RunFolder | None, batch_index: int, records: Mapping[str, Any]) -> None:
         """Checks the files that grow, by what the newest checkpoint, or the end of the run, knows of them."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from marius_oac.config.dense import ignored_by_kstep
 from marius_oac.config.errors import parse
 from marius_oac.config.task import TaskConfig, build_config
 from marius_oac.data.logs.run_log import LOG, RunLog
-from marius_oac.errors import ConfigError, InputError, NodeLost
+from marius_oac.errors import CheckpointError, ConfigError, InputError, NodeLost
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.torch_group import TorchGroup
 from marius_oac.nodes.launch.cluster import Place, names
 from marius_oac.nodes.launch.joining import say_ready
 from marius_oac.nodes.launch.parent import MET, tell_agent
+from marius_oac.runs.checkpoints.origin import new_token
 from marius_oac.runs.checkpoints.retention import START, Checkpoints
+from marius_oac.runs.folder.about import ABOUT
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
@@ -106,13 +107,13 @@ def _train(
 @contextmanager
 def _created(path: Path, place: Place, group: Group, task: ShardedTask) -> Iterator[RunFolder]:
     """Makes the folder of a new run, or this process's part of it."""
-    part = part_of(path, task, place)
+    part, id = part_of(path, task, place), group.gather(new_token())[0]
     if place.rank:
         group.barrier()  # the first process makes the folder that contains the others'
     where = part if place.rank else path
-    with RunFolder.create(where, task.config, task.fingerprint, task.run_files(), over_nodes=True) as folder:
+    with RunFolder.create(where, task.config, task.fingerprint, task.run_files(), over_nodes=True, id=id) as folder:
+        folder.keep_rows_in(part)
         if not place.rank:
-            folder.keep_rows_in(part)
             group.barrier()
         yield folder
 
@@ -158,7 +159,7 @@ def _resumed(
     trust: bool | Collection[bytes],
     scaling: Scaling,
 ) -> local.Run | None:
-    saved, log = _told(path, place, group, data_path)
+    saved, log, id = _told(path, place, group, data_path)
     held = group.gather(scaling.held and scaling.held.about)[0]
     if any(group.gather(place.attempt > 0)):
         data = _not_taken_in(data, saved)
@@ -177,8 +178,8 @@ def _resumed(
         task.check_new_data(len(log.files))
     config = task.config
     part = part_of(path, task, place)
-    before = InMemoryCheckpoint.load(held) if held else _before(path, part, task, checkpoint)
-    with _opened(path, part, place, task.group, config, task) as folder:
+    before = InMemoryCheckpoint.load(held) if held else _before(path, part, task, checkpoint, id)
+    with _opened(path, part, place, config, task, id) as folder:
         folder.check_resumable(config, task.fingerprint)
         if not place.rank:
             for key, why in ignored_by_kstep(config):  # earlier versions ignored these keys silently
@@ -199,22 +200,25 @@ def _resumed(
     return local.open_run(folder.path)
 
 
-def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) -> tuple[TaskConfig, RunLog | None]:
-    """The first process's configuration and log of the run, with the present paths of its files. Collective."""
+def _told(
+    path: Path, place: Place, group: Group, data_path: str | Path | None
+) -> tuple[TaskConfig, RunLog | None, str]:
+    """The first process's configuration and log of the run, with the present paths of its files, and its id.
+    Collective."""
     said: dict[str, str] = {}
     if not place.rank:
         try:
             folder = RunFolder.open(path)
             places = RunPlaces(folder, data_path)
             log = local.log_of(folder, places)
-            said = {"config": places.config().dump()} | ({"log": log.dump()} if log else {})
+            said = {"id": folder.about.id, "config": places.config().dump()} | ({"log": log.dump()} if log else {})
         except InputError as error:
             said = {"problem": str(error)}
     said = group.gather(said)[0]
     if "problem" in said:
         raise InputError(said["problem"], f"node {names(place.cluster)[0]}")
     log = RunLog.parse(said["log"].encode(), path / LOG) if "log" in said else None
-    return build_config(parse(said["config"], path)[0]), log
+    return build_config(parse(said["config"], path)[0]), log, said["id"]
 
 
 def _not_taken_in(data: Sequence[str], saved: TaskConfig) -> Sequence[str]:
@@ -223,8 +227,9 @@ def _not_taken_in(data: Sequence[str], saved: TaskConfig) -> Sequence[str]:
     return () if data and known[-len(data) :] == tuple(data) else data
 
 
-def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None) -> ShardedCheckpoint | None:
-    """The checkpoint of another layout to continue from; None: the run continues from one of its own, or starts.
+def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None, id: str) -> ShardedCheckpoint | None:
+    """The checkpoint of another layout to continue from; None: the run, of this id, continues from one of its own, or
+    starts.
 
     Raises:
         InputError: a process lacks its own part, or a checkpoint of it that all have saved, or those of other nodes
@@ -256,22 +261,35 @@ def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None) -
         raise InputError(f"its part of the run is gone: bring {part.parent} back to it", f"node {', '.join(gone)}")
     if checkpoint is None:
         check_saved(peers, path, part, max(mine, theirs))
-    return peers.agreed(lambda: seen[theirs].open(theirs, as_read=True)) if theirs > mine else None
+    return peers.agreed(lambda: seen[theirs].open(theirs, id, as_read=True)) if theirs > mine else None
 
 
 @contextmanager
 def _opened(
-    path: Path, part: Path, place: Place, group: Group, config: TaskConfig, task: ShardedTask
+    path: Path, part: Path, place: Place, config: TaskConfig, task: ShardedTask, id: str
 ) -> Iterator[RunFolder]:
-    """Opens the folder of a run that continues, or this process's part of it, which is made for a new node."""
+    """Opens the folder of a run that continues, or this process's part of it, which is made for a new node. Raises
+    InputError, on all, if one is of another run."""
     where = part if place.rank else path
     check_no_link(part, path)
-    known = (where / "run.json").exists()
-    make = partial(RunFolder.create, where, config, task.fingerprint, task.run_files(), over_nodes=True)
-    with RunFolder.open(where) if known else make() as folder:
-        if not place.rank:
-            folder.keep_rows_in(part)
-        group.barrier()
+    lost = [node for node, gone in task.peers.each(where.exists() and not (where / ABOUT).exists()) if gone]
+
+    def opened() -> RunFolder:
+        about = config, task.fingerprint, task.run_files()
+        if not where.exists():
+            return RunFolder.create(where, *about, over_nodes=True, id=id)
+        if not (where / ABOUT).exists():
+            return RunFolder.written_anew(where, *about, id)
+        folder = RunFolder.open(where)
+        if folder.about.id != id:
+            raise CheckpointError("is of another run than that of the first node", where / ABOUT)
+        return folder
+
+    with task.peers.agreed(opened) as folder:
+        if lost and not place.rank:
+            logger.warning(f"node {', '.join(lost)}: run.json was gone, and is written anew; the checkpoints fit")
+        folder.keep_rows_in(part)
+        task.group.barrier()
         yield folder
 
 

@@ -177,7 +177,7 @@ def log_of(folder: RunFolder, places: RunPlaces) -> RunLog | None:
     """Reads the log of a run, with the present paths of its files; None if its data can't grow."""
     if not folder.config.data_grows:
         return None
-    return places.log(RunLog.read(folder.path, folder.about.checked))
+    return places.log(RunLog.read(folder.path))
 
 
 def with_data(config: TaskConfig, data: Sequence[str]) -> TaskConfig:

@@ -64,7 +64,7 @@ CASES = [
     Case("run-about-other-format", "eval r", {"r": copy("run", resealed("run.json", format="other"))},
          "r/run.json", "belongs to something else than a run"),
     Case("run-about-newer", "eval r", {"r": copy("run", resealed("run.json", version=99))},
-         "r/run.json", "is of format version 99, this program reads 2 and 1"),
+         "r/run.json", "is of format version 99, this program reads 3"),
     Case("run-summary-broken", "resume r", {"r": copy("run", put("summary.json", "{"))},
          "r/summary.json", "is damaged: it is not what was written"),
     Case("run-summary-list", "resume r", {"r": copy("run", put("summary.json", "[1]"))},

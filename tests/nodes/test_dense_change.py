@@ -174,6 +174,7 @@ class World:
                     files={f"{name}.npy": None for name in arrays},
                     batch_index=last,
                     path=Path(f"part {node.group.rank}"),
+                    origin=None,
                     extra={},
                     checked=None,
                 )

@@ -7,8 +7,11 @@ import pytest
 
 from marius_oac.errors import CheckpointError
 from marius_oac.nodes.shards.placement import IdPlaces, Placement
+from marius_oac.runs.checkpoints.origin import Origin
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.sharded.checkpoint import PLACE, PLACEMENT, Layout
+
+RUN = "0" * 16
 
 
 def parts(count=2, rows=40, shards=8):
@@ -33,8 +36,12 @@ def opened(tmp_path, monkeypatch):
         def part_of(self, name, verify=True, pinned=False, as_read=False):
             held = arrays[int(self.folder.parent.name[1:])]
             named = {key: value for key, value in held.items() if key.startswith("nodes.")}
+            others = dict.fromkeys(("sequence", "placement", "dense", "agreed", "trains"))
+            origin = Origin(run=RUN, session="1" * 16, number=int(held["path"].name[1:]), parts=len(arrays))
             return SimpleNamespace(
                 path=held["path"],
+                origin=origin,
+                facts=lambda: origin.model_dump() | others,
                 batch_index=1,
                 extra={},
                 files={},
@@ -46,7 +53,7 @@ def opened(tmp_path, monkeypatch):
 
         monkeypatch.setattr(Checkpoints, "open", part_of)
         (layout,) = Layout.all(tmp_path)
-        return layout.open("0000000001").array("entities", "values")[np.arange(40)]
+        return layout.open("0000000001", RUN).array("entities", "values")[np.arange(40)]
 
     return read
 

@@ -15,7 +15,7 @@ from marius_oac.nodes.launch.cluster import Place
 from marius_oac.nodes.launch.launch import local_cluster
 from marius_oac.nodes.shards.placement import Placement
 from marius_oac.runs.checkpoints.pins import Missing
-from marius_oac.runs.checkpoints.retention import START, Checkpoints, write_saved
+from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved, write_saved
 from marius_oac.runs.compare import _difference
 from marius_oac.runs.folder.position import Position
 from marius_oac.runs.loop import TrainingLoop
@@ -35,7 +35,11 @@ OPENED = "opened"
 
 @pytest.fixture(autouse=True)
 def opened(monkeypatch):
-    monkeypatch.setattr(Layout, "open", lambda self, name, pinned=False, as_read=False: (OPENED, self.path.name, name))
+    def open_parts(self, name, run, pinned=False, as_read=False):
+        assert run == "id"
+        return OPENED, self.path.name, name
+
+    monkeypatch.setattr(Layout, "open", open_parts)
 
 
 def write(folder, layouts, saved=None):
@@ -59,7 +63,7 @@ def chosen(folders, checkpoint=None):
     def choose(group):
         run = folders[group.rank]
         part = run / "nodes" / NOW / group.names[group.rank]
-        return _before(run, part, SimpleNamespace(peers=ClusterPeers(group)), checkpoint)
+        return _before(run, part, SimpleNamespace(peers=ClusterPeers(group)), checkpoint, "id")
 
     one, other = together(ThreadGroup.members(2, names=["a", "b"]), choose)
     assert one == other
@@ -232,9 +236,15 @@ def test_a_crash_while_a_run_is_taken_back_stands_in_nobodys_way(tmp_path):
 
 
 def test_later_checkpoints_of_other_layouts_go_when_a_run_is_told_anew(tmp_path):
-    run = write(tmp_path / "run", {NOW: {"a": [10, 20]}, "2-y": {"c": [10, 20, 30], "d": [10, 30]}})
+    """And what names them: else a verification would miss them, and their nodes could not go on."""
+    run = write(tmp_path / "run", {NOW: {"a": [10, 20]}, "2-y": {"c": [10, 20, 30], "d": [10, 30]}}, {"c": 30, "d": 10})
+    (c, d) = (Checkpoints(run / "nodes" / "2-y" / name / "checkpoints") for name in "cd")
+    c.mark_best("0000000020")
+    d.mark_best("0000000010")
     drop_after(run, 10, run / "nodes" / NOW)
-    left = [f"{path.parents[1].name} {int(path.name)}" for path in run.glob("nodes/*/*/checkpoints/*")]
+    noted = [(read_saved(part.folder.parent), part.best()) for part in (c, d)]
+    assert noted == [(None, None), ("0000000010", "0000000010")]
+    left = [f"{path.parents[1].name} {int(path.name)}" for path in run.glob("nodes/*/*/checkpoints/[0-9]*")]
     assert sorted(left) == ["a 10", "a 20", "c 10", "d 10"]
 
 
@@ -249,14 +259,14 @@ def test_several_processes_may_remove_the_same_checkpoints(tmp_path, monkeypatch
 def test_the_best_is_that_of_the_newest_layout(tmp_path):
     run = write(tmp_path / "run", {"1-a": {"a": [10]}, "1-b": {"b": [20, 30]}})
     with pytest.raises(CheckpointError, match="no best"):
-        open_whole(run, "best")
-    (run / "nodes" / "1-b" / "b" / "checkpoints" / "best.json").write_text('{"name": "0000000020"}')
-    assert open_whole(run, "best") == (OPENED, "1-b", "0000000020")
-    assert open_whole(run, "0000000010") == (OPENED, "1-a", "0000000010")
-    assert open_whole(run) == (OPENED, "1-b", "0000000030")
+        open_whole(run, "id", "best")
+    Checkpoints(run / "nodes" / "1-b" / "b" / "checkpoints").mark_best("0000000020")
+    assert open_whole(run, "id", "best") == (OPENED, "1-b", "0000000020")
+    assert open_whole(run, "id", "0000000010") == (OPENED, "1-a", "0000000010")
+    assert open_whole(run, "id") == (OPENED, "1-b", "0000000030")
     for other in ("0000000099", ""):  # no name is none, and not the newest one's
         with pytest.raises(Missing, match=f"checkpoint '{other}': the parts of all nodes must lie here"):
-            open_whole(run, other)
+            open_whole(run, "id", other)
 
 
 def test_other_nodes_take_over_no_more_than_is_asked_for():
@@ -264,6 +274,27 @@ def test_other_nodes_take_over_no_more_than_is_asked_for():
     loop.schedule, loop.config = Schedule([10]), SimpleNamespace(training=SimpleNamespace(epochs=1))
     with pytest.raises(ConfigError, match="epochs"):
         loop.take_over(SimpleNamespace(extra=Position(batch_index=20).dump(), batch_index=20, path="checkpoint"))
+
+
+def test_what_was_best_and_the_patience_of_other_nodes_are_theirs():
+    """The best checkpoint is a part of their layout; with their patience a run would stop for it."""
+    loop, calls = object.__new__(TrainingLoop), []
+    before = Position(batch_index=10, best=0.5, best_epoch=1, worse=2, first_loss=1.5, device="cpu")
+    checkpoint = SimpleNamespace(extra=before.dump(), batch_index=10, path="checkpoint")
+    loop.schedule, loop.peers = Schedule([10, 20]), SimpleNamespace(wait=None)
+    task = SimpleNamespace(
+        take_over=lambda whole, parts: calls.append((whole, parts)), check_data_from=lambda batch: calls.append(batch)
+    )
+    loop.session = SimpleNamespace(task=task, parts="parts", stores=[], check_device=lambda device: device)
+    loop.folder = SimpleNamespace(
+        checkpoints=SimpleNamespace(keep_for=lambda stores: None), rewind=lambda batch, wait: calls.append(batch)
+    )
+    loop.take_over(checkpoint)
+    assert calls == [10, (checkpoint, "parts"), 10]
+    assert loop.position == replace(before, best=-1.0, best_epoch=0, worse=0)
+    task.take_over = lambda whole, parts: int("no model")
+    with pytest.raises(CheckpointError, match="checkpoint: invalid literal"):
+        loop.take_over(checkpoint)
 
 
 def test_rows_of_several_parts_are_compared_as_one():

@@ -172,9 +172,9 @@ def test_no_pickle_in_the_order_is_opened(folder):
 
 def test_the_folder_says_what_made_it(folder):
     about = json.loads((folder.path / "run.json").read_text())
-    assert about.keys() == {"format", "version", "package", "data", "kernels", "path", "base", "config", "files",
+    assert about.keys() == {"format", "version", "package", "id", "data", "kernels", "path", "base", "config", "files",
                             "over_nodes", "result", "sha256"}  # fmt: skip
-    assert (about["version"], about["path"], about["package"]) == (2, str(folder.path.resolve()), __version__)
+    assert (about["version"], about["path"], about["package"]) == (3, str(folder.path.resolve()), __version__)
 
 
 def test_what_exists_is_named_with_the_command_that_goes_on(tmp_path):

@@ -27,7 +27,6 @@ from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
-from tests.hostile import as_version_2
 from tests.nodes.worlds import together
 from tests.run_folders import flip_a_byte
 
@@ -330,19 +329,6 @@ def test_damage_that_one_process_finds_ends_all(tmp_path, small_blocks):
     with pytest.raises(InputError, match=rf"node rank 1: .*{path.name}: is damaged: its checksum"):
         together(ThreadGroup.members(3), lambda group: taken(
             world, parts, before, group, [0, 1, 2], after, tmp_path / f"now {group.rank}"))  # fmt: skip
-
-
-def test_parts_of_the_version_before_are_checked_whole(tmp_path, small_blocks):
-    world, before, after = Clicks(tmp_path, ()), placement([1.0, 1.0]), placement([1.0, 1.0, 1.0])
-    parts, had = saved(world, tmp_path, before, "before")
-    for part in parts:
-        as_version_2(part.folder / part.names()[0])
-    now = together(ThreadGroup.members(3), lambda group: taken(
-        world, parts, before, group, [0, 1, 2], after, tmp_path / f"now {group.rank}"))  # fmt: skip
-    assert sum(len(keys) for _, keys in now) == sum(len(keys) for _, keys in had) and not small_blocks
-    flip_a_byte(next(parts[1].folder.rglob("*.values.npy")))
-    with pytest.raises(InputError, match="values.npy: is damaged: its checksum"):
-        parts[1].open(as_read=True)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 599, 600, 601, 899, 900, 901])

@@ -20,6 +20,7 @@ from marius_oac import resume, train
 from marius_oac.cli import commands as cli
 from marius_oac.errors import CheckpointError
 from marius_oac.nodes.shards.placement import Placement
+from marius_oac.runs.checkpoints.origin import new_token
 from marius_oac.runs.checkpoints.pins import Pin, alone_with
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
@@ -93,7 +94,14 @@ class NodesTrainer(Trainer):
 
     def __init__(self, folder):
         super().__init__(folder)
-        self.parts = [Checkpoints(folder.path / "nodes" / "2-ab" / name / "checkpoints") for name in "ab"]
+        id, session = folder.about.id, new_token()
+        self.parts = [
+            Checkpoints(folder.path / "nodes" / "2-ab" / name / "checkpoints", run=id, part=f"2-ab/{name}")
+            for name in "ab"
+        ]
+        for number, part in enumerate(self.parts):
+            about = {"session": session, "number": number, "parts": 2}
+            part.origin = part.origin.model_copy(update=about)
 
     def save(self, first=0):
         self.number += 0 if first else 10

@@ -1,7 +1,6 @@
 """What a run believes of its own files: nothing that has changed since it wrote them, but for what users may edit."""
 
 import itertools
-import json
 import os
 import shutil
 from contextlib import suppress
@@ -16,7 +15,7 @@ from marius_oac.runs.folder.about import About
 from marius_oac.runs.folder.folder import RunFolder
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
-from tests.run_folders import as_version_1, contents, edit, outcome, says, stop_at, story
+from tests.run_folders import contents, edit, outcome, says, stop_at, story
 
 
 class Crash(Exception):
@@ -175,41 +174,3 @@ def test_the_disk_has_the_lines_before_the_checkpoint_has_its_name(graph, tmp_pa
     monkeypatch.setattr(os, "rename", rename)
     train(tiny_config(graph, "checkpoint.every_batches=10", "metrics.every_batches=5"), tmp_path / "run")
     assert named == [(f"{number:010d}", True) for number in (10, 20, 25, 30, 40, 50)]
-
-
-@pytest.mark.parametrize("task", ["graph", "clicks"])
-def test_a_run_of_the_version_before_opens_and_goes_on_and_says_what_is_unchecked(
-    graph, finished, clicks, tmp_path, command, task
-):
-    run = copy(finished if task == "graph" else clicks, tmp_path)
-    before = outcome(run)
-    as_version_1(run)
-    note = f"note: {run} was begun by an older version: "
-    split = [] if task == "graph" else ["--data", RunLog.read(run, checked=False).files[0].path]
-    code, _, err = command("eval", run, *split)
-    assert code == 0 and [line for line in err if line.startswith("note")] == [line for line in err if note in line]
-    assert sum(note in line for line in err) == 1
-    code, _, err = command("compare", run, finished if task == "graph" else clicks)
-    assert code == 0 and sum(note in line for line in err) == 1
-    code, _, err = command("resume", run, "--set", "training.epochs=3")
-    assert code == 0 and sum(note in line for line in err) == 1
-    assert outcome(run).keys() == before.keys() and About.read(run).checked
-    code, _, err = command("eval", run, *split)
-    assert code == 0 and not any("older version" in line for line in err)
-    edit(run / "config.yaml", "seed: 0", "seed: 1")
-    assert command("eval", run, *split)[0] == 2
-
-
-def test_a_recorded_order_of_the_version_before_is_gone_on_with(graph, tmp_path):
-    config = tiny_config(graph, "pipeline.order=arrival", "checkpoint.every_batches=10")
-    crash(config, tmp_path / "run", "compute", 37)
-    as_version_1(tmp_path / "run")
-    resume(tmp_path / "run")
-    np.save(tmp_path / "order.npy", RunFolder.open(tmp_path / "run").order.read())
-    follow = config.replace("pipeline.mode=sync", f"pipeline.order={tmp_path}/order.npy")
-    crash(follow, tmp_path / "follow", "compute", 37)
-    about = json.loads((tmp_path / "follow" / "run.json").read_text())
-    as_version_1(tmp_path / "follow")
-    edit(tmp_path / "follow" / "run.json", about["data"], about["data"].partition("-")[0])
-    resume(tmp_path / "follow")
-    assert outcome(tmp_path / "follow")["tables.entities.sha256"] == outcome(tmp_path / "run")["tables.entities.sha256"]

@@ -96,14 +96,14 @@ def test_a_run_of_the_version_before_goes_on_with_its_numbers_as_they_are(days, 
         whole, run = tmp_path / f"whole-{transform}", tmp_path / f"run-{transform}"
         train(ctr_config(days[:1], *keys, as_it_is, "training.epochs=2"), whole)
         train(ctr_config(days[:1], *keys, as_it_is, "training.epochs=1"), run)
-        like_before(run, version=2 if log_numbers else 1)
+        like_before(run)
         resume(run, ["training.epochs=2"])
         assert bits(run) == bits(whole)
         assert RunFolder.open(run).config.data.numeric[0].transform == transform
 
 
-def like_before(run, version):
-    """Writes a run's configuration as versions before transforms did; those of version 1 sealed nothing."""
+def like_before(run):
+    """Writes a run's configuration as versions before transforms did."""
 
     def named(tree):
         data = tree["data"]
@@ -114,11 +114,7 @@ def like_before(run, version):
     path.write_text(yaml.safe_dump(named(yaml.safe_load(path.read_text())), sort_keys=False))
     about = json.loads((run / "run.json").read_text())
     del about["sha256"]
-    if version == 1:
-        kept = ("format", "package", "data", "kernels")
-        (run / "run.json").write_text(json.dumps({key: about[key] for key in kept} | {"version": 1}))
-    else:
-        (run / "run.json").write_bytes(sealed(about | {"config": named(about["config"])}))
+    (run / "run.json").write_bytes(sealed(about | {"config": named(about["config"])}))
 
 
 def test_a_transform_that_was_changed_by_hand_is_named(days, tmp_path, command):

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
-from marius_oac import Config, TrainedModel, open_run, resume, train
+from marius_oac import Callbacks, Config, TrainedModel, open_run, resume, train
 from marius_oac.errors import CheckpointError, ConfigError, DivergedError, InputError, MariusOacError
 from marius_oac.evaluation.evaluator import Evaluator
 from marius_oac.runs.checkpoints.retention import Checkpoints
@@ -362,3 +362,16 @@ def test_a_file_that_is_no_order_is_named(graph, tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(InputError, match=r"order.npy: (order 'plan'|is an archive)"):
         train(tiny_config(graph, "pipeline.mode=sync", f"pipeline.order={path}"), tmp_path / "run")
+
+
+def test_whatever_is_evaluated_has_been_saved(graph, tmp_path):
+    """Also where no checkpoint is due; one evaluation is the summary's, after the last batch."""
+    keys = ("training.epochs=3", "evaluation.every=2", "evaluation.max_edges=10", "checkpoint.every_epochs=9")
+    seen = []
+    callbacks = Callbacks(on_evaluation=lambda line: seen.append(names()))
+
+    def names():
+        return Checkpoints(tmp_path / "run" / "checkpoints").names()
+
+    train(tiny_config(graph, *keys, "checkpoint.keep=9"), tmp_path / "run", callbacks=callbacks)
+    assert seen[0] == ["0000000050"] and names() == ["0000000050", "0000000075"]

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -26,7 +26,7 @@ from marius_oac.data.logs.pieces import contradict
 from marius_oac.data.prepare.contents import natural_order
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runtime.files.atomic import sealed
-from marius_oac.runtime.files.untrusted import Count, Described, FilePath, parse_json, parse_sealed, read_bounded
+from marius_oac.runtime.files.untrusted import Count, Described, FilePath, parse_sealed, read_bounded
 
 LOG = "log.json"
 
@@ -71,20 +71,18 @@ class RunLog:
         return replace(self, segments=(*self.segments[:-1], replace(self.segments[-1], passes=epochs)))
 
     @classmethod
-    def read(cls, folder: Path, checked: bool = True) -> RunLog:
-        """The log of a run. Raises CheckpointError if it is missing or damaged; unless `checked` it may have no
-        checksum."""
+    def read(cls, folder: Path) -> RunLog:
+        """The log of a run. Raises CheckpointError if it is missing or damaged."""
         path = folder / LOG
         try:
-            return cls.parse(read_bounded(path, error=CheckpointError), path, checked)
+            return cls.parse(read_bounded(path, error=CheckpointError), path)
         except OSError as error:
             raise CheckpointError(str(error.strerror).lower(), path) from None
 
     @classmethod
-    def parse(cls, text: bytes, path: Path, checked: bool = True) -> RunLog:
+    def parse(cls, text: bytes, path: Path) -> RunLog:
         """The log from the text that `dump` returned. Raises CheckpointError if it is damaged."""
-        plain = not checked and parse_json(text, path, dict[str, Any], CheckpointError).keys() == {"files", "legs"}
-        content = (parse_json if plain else parse_sealed)(text, path, _Content, CheckpointError)
+        content = parse_sealed(text, path, _Content, CheckpointError)
         if not all(segment.first < segment.last <= len(content.files) for segment in content.legs):
             raise CheckpointError("is damaged: a segment has files that are not there", path)
         files = (

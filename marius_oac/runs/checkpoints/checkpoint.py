@@ -21,11 +21,11 @@ they are until no checkpoint refers to them any more (`storage/disk/slots.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError
@@ -33,7 +33,8 @@ from safetensors.torch import load, save
 
 from marius_oac.errors import CheckpointError, DivergedError, shown
 from marius_oac.models.compute.soundness import LARGEST_VALUE
-from marius_oac.runs.checkpoints.manifest import MOST_BYTES, VERSIONS, check_manifest, kind_of
+from marius_oac.runs.checkpoints.manifest import MOST_BYTES, check_manifest, kind_of
+from marius_oac.runs.checkpoints.origin import Origin
 from marius_oac.runs.checkpoints.pins import Pin
 from marius_oac.runtime.files.atomic import json_digest, sealed, sync, write_flushed
 from marius_oac.runtime.files.checked import CheckedArray, CheckedFiles
@@ -41,7 +42,6 @@ from marius_oac.runtime.files.hashing import check_files
 from marius_oac.runtime.files.npy import NpyWriter
 from marius_oac.runtime.files.untrusted import (
     BlockedFile,
-    ListedFile,
     blocked_file,
     open_regular,
     parse_json,
@@ -54,9 +54,15 @@ from marius_oac.storage.saved import REFERRING_PARTS, referring_table
 from marius_oac.storage.snapshots import PARTS, RowArray, SavedTable
 from marius_oac.types import present
 
-FORMAT, VERSION = "marius-oac checkpoint", max(VERSIONS)
+FORMAT, VERSION = "marius-oac checkpoint", 4
 MANIFEST = "manifest.json"
 DENSE = "dense.safetensors"
+SERVES = "nodes.serves"
+"""An array of the part of a process over nodes that only serves rows; the dense parameters in its part are not used."""
+PLACEMENT = "nodes.placement"
+"""An array of a part: the node of each virtual shard, int32 [V]."""
+AGREED = ("best", "best_epoch", "worse", "first_loss")
+"""What all processes of a run have the same of, of `extra`."""
 TABLES = "tables"
 """The folder of a run that holds what its tables need besides checkpoints, and where nothing else is asked for rows."""
 
@@ -67,28 +73,31 @@ class Checkpoint:
 
     `pages` has `Snapshot.about` of each table whose rows were not copied. With a `pin` it is not removed until `close`,
     or until this object and all arrays of such rows that it returned are garbage. `checked`: see `checked_as_read`.
+    `origin` says whose it is.
     """
 
     path: Path
     batch_index: int
     extra: Mapping[str, Any]
-    files: Mapping[str, ListedFile]
+    files: Mapping[str, BlockedFile]
     pages: Mapping[str, Mapping[str, Any]]
     pin: Pin | None = field(default=None, compare=False, repr=False)
     checked: CheckedFiles | None = field(default=None, compare=False, repr=False)
+    origin: Origin = field(default_factory=Origin, compare=False, repr=False)
 
     def checked_as_read(self) -> Self:
         """Returns this checkpoint, whose files nobody has verified yet: of each array and of the dense tensors what is
-        read is compared first, block by block, and the rest is not read. One of an earlier version has no digests of
-        blocks, and is verified here.
+        read is compared first, block by block, and the rest is not read."""
+        return replace(self, checked=CheckedFiles(self.path, self.files, CheckpointError))
 
-        Raises CheckpointError where `verify` does.
-        """
-        if not all(isinstance(each, BlockedFile) for each in self.files.values()):
-            self.verify()
-            return self
-        files = cast(Mapping[str, BlockedFile], self.files)
-        return replace(self, checked=CheckedFiles(self.path, files, CheckpointError))
+    def facts(self) -> dict[str, Any]:
+        """What tells whether it is a part of the same moment as others (`origin.apart`), as plain values."""
+        known = self.origin.model_dump() | {"sequence": self.batch_index}
+        listed = (self.files.get(name) for name in (f"{PLACEMENT}.npy", DENSE))
+        placement, dense = (each and each.checksum for each in listed)
+        agreed = [self.extra.get(key) for key in AGREED]
+        known |= {"placement": placement, "dense": dense, "agreed": agreed, "trains": not self.has(SERVES)}
+        return known
 
     @property
     def name(self) -> str:
@@ -225,13 +234,23 @@ def read_checkpoint(path: Path, pinned: bool = False) -> Checkpoint:
     if manifest.get("format") != FORMAT:
         raise CheckpointError("is damaged, or belongs to something else", where)
     version = manifest.get("version")
-    if type(version) is not int or version not in VERSIONS:
+    if type(version) is not int or version != VERSION:
         raise CheckpointError(f"is of format version {shown(version)}, not {VERSION}", where)
     manifest = parse_sealed(content, where, dict[str, Any], CheckpointError)
-    files = check_manifest(manifest, where)
+    known = check_manifest(manifest, where)
     if name_of(manifest["sequence"]) != path.name:
         raise CheckpointError(f"is that of checkpoint {name_of(manifest['sequence'])}", where)
-    return Checkpoint(path, manifest["sequence"], manifest["extra"], files, manifest.get("pages", {}), pin)
+    about = manifest["extra"], known.files, manifest.get("pages", {})
+    return Checkpoint(path, manifest["sequence"], *about, pin, origin=known.origin)
+
+
+@contextmanager
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
+    """Names the checkpoint where dense parameters don't fit: the user's own network or layer may have changed."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(str(error), checkpoint.path) from None
 
 
 def name_of(batch_index: int) -> str:
@@ -258,6 +277,7 @@ def write_checkpoint(
     dense: Mapping[str, Any],
     extra: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray],
+    origin: Origin,
 ) -> None:
     """Writes the files of a checkpoint into a new, empty folder, and flushes them; see `Checkpoints.save`."""
     files, pages = _write_arrays(folder, arrays), {}
@@ -272,6 +292,7 @@ def write_checkpoint(
     files[DENSE] = blocked_file(content).model_dump()
     write_flushed(folder / DENSE, content)
     manifest = {"format": FORMAT, "version": VERSION, "sequence": batch_index, "extra": dict(extra), "files": files}
+    manifest["origin"] = origin.model_dump()
     manifest |= {"pages": pages} if pages else {}
     write_flushed(folder / MANIFEST, sealed(manifest))
     sync(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,13 +9,11 @@ import numpy as np
 from pydantic import Field
 
 from marius_oac.errors import CheckpointError
+from marius_oac.runs.checkpoints.origin import Origin
 from marius_oac.runtime.files.untrusted import (
     BlockedFile,
     Described,
-    DescribedFile,
     FileName,
-    LargeFile,
-    ListedFile,
     typed,
 )
 from marius_oac.storage.saved import REFERRING_PARTS, AboutTable
@@ -51,40 +48,30 @@ class Saved(Described):
     checkpoint: Annotated[str, Field(pattern=r"^[0-9]{10}$")] | None
 
 
-class _Manifest(Described):
+class Manifest(Described):
     """The parts of a manifest that a checkpoint is read by."""
 
     sequence: Annotated[int, Field(ge=0, lt=10**10)]
     extra: dict[str, Any]
     files: dict[FileName, BlockedFile]
+    origin: Origin
     pages: dict[FileName, AboutTable] = {}
-
-
-class _Manifest1(_Manifest):
-    files: dict[FileName, DescribedFile]  # type: ignore[assignment]
-
-
-class _Manifest2(_Manifest):
-    files: dict[FileName, LargeFile]  # type: ignore[assignment]
 
 
 MOST_BYTES = 256 << 20
 """Of a manifest: digests of the blocks of 64 files of any size."""
-_VERSIONS: Mapping[int, type[_Manifest]] = {1: _Manifest1, 2: _Manifest2, 3: _Manifest}
-VERSIONS = frozenset(_VERSIONS)
-"""Of manifests that are read; the last one is written."""
 
 
-def check_manifest(manifest: dict[str, Any], path: Path) -> Mapping[str, ListedFile]:
-    """Returns the files. Raises CheckpointError, with the key, if something is missing, of another type, or names no
+def check_manifest(manifest: dict[str, Any], path: Path) -> Manifest:
+    """Returns what it says. Raises CheckpointError, with the key, if something is missing, of another type, or names no
     plain file."""
-    found = typed(manifest, path, _VERSIONS[manifest["version"]], CheckpointError)
+    found = typed(manifest, path, Manifest, CheckpointError)
     whole = {name.removesuffix(".values.npy") for name in found.files if name.endswith(".values.npy")}
     needed = {"dense.safetensors", *(f"{table}.{part}.npy" for table in whole for part in PARTS)}
     needed |= {f"{table}.{part}.npy" for table in found.pages for part in REFERRING_PARTS}
     for name in sorted(needed - set(found.files)):
         raise CheckpointError(f"is damaged: files.{name} is missing", path)
-    return found.files
+    return found
 
 
 def kind_of(part: str) -> tuple[tuple[type, ...], tuple[int | None, ...]]:

@@ -33,6 +33,7 @@ from marius_oac.runs.checkpoints.checkpoint import (
     write_checkpoint,
 )
 from marius_oac.runs.checkpoints.manifest import Best, Saved
+from marius_oac.runs.checkpoints.origin import Origin
 from marius_oac.runs.checkpoints.pins import Missing, alone_with
 from marius_oac.runtime.files.atomic import (
     check_no_link,
@@ -45,7 +46,7 @@ from marius_oac.runtime.files.atomic import (
     unfinished,
     write_atomically,
 )
-from marius_oac.runtime.files.untrusted import parse_json, parse_sealed, read_if_there
+from marius_oac.runtime.files.untrusted import parse_sealed, read_if_there
 from marius_oac.storage.backing import Backing
 from marius_oac.storage.contract import ParameterStore, backing_of
 from marius_oac.storage.saved import REFERENCES
@@ -59,8 +60,8 @@ START = "start"
 
 
 def read_saved(rows: Path) -> str | None:
-    """The name in a folder's `saved.json`, "" if there is no checkpoint yet; None if there is no such file, as in a
-    run that an earlier version made. Raises CheckpointError if it is damaged."""
+    """The name in a folder's `saved.json`, "" if there is no checkpoint yet; None if there is no such file.
+    Raises CheckpointError if it is damaged."""
     content = read_if_there(rows / SAVED, CheckpointError)
     if content is None:
         return None
@@ -82,11 +83,26 @@ class Checkpoints:
 
     Args:
         before: what an error about a damaged one says of the one before it, with {} for its name.
+        run, part: of `Origin`, which all of them must have; None: unknown.
+
+    Attributes:
+        origin: what is saved has.
     """
 
-    def __init__(self, folder: Path, before: str = "the one before it: --checkpoint {}"):
-        self.folder, self._before = folder, before
+    def __init__(
+        self,
+        folder: Path,
+        before: str = "the one before it: --checkpoint {}",
+        run: str | None = None,
+        part: str | None = None,
+    ):
+        self.folder, self._before, self._run, self._part = folder, before, run, part
+        self.origin = Origin(run=run, part=part or "")
         self._kept: dict[str, Backing] = {}  # of checkpoints that refer to rows elsewhere: what keeps those
+
+    def saved_as(self, session: str, number: int, parts: int) -> None:
+        """What is saved from now on is a part of what processes save together; see `Origin`."""
+        self.origin = self.origin.model_copy(update={"session": session, "number": number, "parts": parts})
 
     def names(self) -> list[str]:
         """Names of the complete checkpoints, oldest first."""
@@ -127,12 +143,20 @@ class Checkpoints:
             raise Missing(f"there is no checkpoint {name!r}; there are {', '.join(names)}", self.folder)
         chosen = name or names[-1]
         with self.offering_before(chosen):
-            checkpoint = read_checkpoint(self.folder / chosen, pinned)
+            checkpoint = self.read(chosen, pinned)
             if as_read:
                 return checkpoint.checked_as_read()
             if verify:
                 checkpoint.verify(same=same)
             return checkpoint
+
+    def read(self, name: str, pinned: bool = False) -> Checkpoint:
+        """A checkpoint that is there, its manifest checked, and whose it is. Raises as `open` does."""
+        checkpoint = read_checkpoint(self.folder / name, pinned)
+        if wrong := checkpoint.origin.foreign(self._run, self._part):
+            checkpoint.close()
+            raise CheckpointError(wrong, checkpoint.path)
+        return checkpoint
 
     @contextmanager
     def offering_before(self, chosen: str) -> Iterator[None]:
@@ -152,9 +176,7 @@ class Checkpoints:
         content = read_if_there(path, CheckpointError)
         if content is None:
             return None
-        sealed_once = len(parse_json(content, path, dict[str, Any], CheckpointError)) > 1  # older ones have no checksum
-        parse = parse_sealed if sealed_once else parse_json
-        return parse(content, path, Best, CheckpointError).name
+        return parse_sealed(content, path, Best, CheckpointError).name
 
     def mark_best(self, name: str | None) -> None:
         """Keeps this checkpoint, whatever its age, until another one is marked; None: there is no best one."""
@@ -175,25 +197,26 @@ class Checkpoints:
         keep: int,
         arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
         written: Callable[[], None] = lambda: None,
+        alike: bool = False,
     ) -> Checkpoint:
         """Writes a checkpoint and removes all but the `keep` newest, the best one, and those that are being read, which
         the next call removes. The pipeline must be drained.
 
         `extra` is plain data for the manifest, `arrays` what becomes files of their own, by names such as `users.keys`.
-        `written` is called when it is complete, before any other is removed.
+        `written` is called when it is complete, before any other is removed. `alike`: see `Origin`.
 
         Raises:
             DivergedError: a number is NaN or infinite; such a checkpoint would push a good one out.
             InputError: the disk is full, or can't be written; the older checkpoints are as they were.
         """
-        path = self.folder / name_of(batch_index)
+        path, origin = self.folder / name_of(batch_index), self.origin.model_copy(update={"alike": alike})
         temporary = unfinished(path)
         with disk_errors(path):
             make_folder(self.folder)
             self._discard(temporary)
             try:
                 temporary.mkdir()
-                write_checkpoint(temporary, batch_index, stores, dense, extra, arrays)
+                write_checkpoint(temporary, batch_index, stores, dense, extra, arrays, origin)
                 os.rename(temporary, path)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -243,7 +266,7 @@ class Checkpoints:
         self._kept.clear()
         for name in self.names():
             try:
-                checkpoint = read_checkpoint(self.folder / name)
+                checkpoint = self.read(name)
                 checkpoint.verify(f".{REFERENCES}.npy")
             except CheckpointError:
                 continue

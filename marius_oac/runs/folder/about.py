@@ -1,17 +1,16 @@
 """`run.json`: what a run is, sealed by a checksum of its own.
 
-    format, version   of the run's folder; `package`, the version of this program that made it
-    data              the fingerprint of what is trained on, see `data.identity`
-    kernels           which kernels matrix products ran on when the run began; with compute.products torch, torch's
-    path              where the folder lay when its config.yaml was written
-    base              the folder that relative paths in config.yaml and log.json start from; see `folder.places`
-    config            the configuration's keys that decide the run's bits, with their values
-    files             SHA-256 of the task's own files in the folder, such as the user's code: of the present text, and
-                      of the one before, which is there until the new one has been written
-    over_nodes        whether the run began over nodes: rows and checkpoints lie in `nodes/`, or with the nodes
-    result            SHA-256 of summary.json, and length and SHA-256 of metrics.jsonl, of a run that has ended
-
-Version 1 has the first five keys alone, and no checksum.
+format, version   of the run's folder; `package`, the version of this program that made it
+id                random, the same on all nodes: its checkpoints are known by it
+data              the fingerprint of what is trained on, see `data.identity`
+kernels           which kernels matrix products ran on when the run began; with compute.products torch, torch's
+path              where the folder lay when its config.yaml was written
+base              the folder that relative paths in config.yaml and log.json start from; see `folder.places`
+config            the configuration's keys that decide the run's bits, with their values
+files             SHA-256 of the task's own files in the folder, such as the user's code: of the present text, and
+                  of the one before, which is there until the new one has been written
+over_nodes        whether the run began over nodes: rows and checkpoints lie in `nodes/`, or with the nodes
+result            SHA-256 of summary.json, and length and SHA-256 of metrics.jsonl, of a run that has ended
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from marius_oac.config.named_files import FILE, GRAPH, MODULE, with_named
 from marius_oac.config.parts import own_file
 from marius_oac.config.task import TaskConfig, of_an_older_run
 from marius_oac.errors import CheckpointError, ConfigError, shown
+from marius_oac.runs.checkpoints.origin import Token
 from marius_oac.runs.folder.metrics import Prefix
 from marius_oac.runtime.files.atomic import sealed
 from marius_oac.runtime.files.untrusted import Described, Sha256, parse_json, parse_sealed, read_bounded
-from marius_oac.types import present
 
 FORMAT: Literal["marius-oac run"] = "marius-oac run"
-VERSION = 2
+VERSION = 3
 ABOUT = "run.json"
 
 MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
@@ -61,24 +60,20 @@ class Result(Described):
 
 
 class About(Described):
-    """The content of `run.json`; see above. `path` and `config` are None in version 1."""
+    """The content of `run.json`; see above."""
 
     format: Literal["marius-oac run"] = FORMAT
     version: int = VERSION
     package: str = __version__
+    id: Token
     data: str
     kernels: str
-    path: str | None = None
-    base: str | None = None
-    config: dict[str, Any] | None = None
+    path: str
+    base: str
+    config: dict[str, Any]
     files: dict[str, list[Sha256]] = {}
     over_nodes: bool = False
     result: Result | None = None
-
-    @property
-    def checked(self) -> bool:
-        """Whether the run has checksums."""
-        return self.version > 1
 
     def dump(self) -> bytes:
         """The text of `run.json`, with its checksum."""
@@ -99,12 +94,9 @@ class About(Described):
         kind = parse_json(content, path, _Kind, CheckpointError)
         if kind.format != FORMAT:
             raise CheckpointError("belongs to something else than a run", path)
-        if kind.version not in (1, VERSION):
-            raise CheckpointError(f"is of format version {kind.version}, this program reads {VERSION} and 1", path)
-        about = (parse_sealed if kind.version > 1 else parse_json)(content, path, cls, CheckpointError)
-        if about.checked and (about.path is None or about.config is None):
-            raise CheckpointError("is damaged: path or config is missing", path)
-        return about
+        if kind.version != VERSION:
+            raise CheckpointError(f"is of format version {kind.version}, this program reads {VERSION}", path)
+        return parse_sealed(content, path, cls, CheckpointError)
 
     def with_files(self, texts: Mapping[str, str]) -> About:
         """Adds the checksums of these files to those of earlier texts."""
@@ -116,7 +108,7 @@ class About(Described):
 
     def check_config(self, config: TaskConfig, source: str, lines: Mapping[tuple[Any, ...], int]) -> None:
         """Raises ConfigError, naming the line, if a key that decides bits is not as the run was trained with."""
-        trained = _pruned(of_an_older_run(present(self.config)))  # earlier versions allowed fewer keys to change
+        trained = _pruned(of_an_older_run(self.config))  # earlier versions allowed fewer keys to change
         for key, old, new in differences(trained, decisive(config)):
             if _is_in(key, trained):  # a key that is newer than the run has a value that changes nothing
                 raise ConfigError(

@@ -35,12 +35,13 @@ from marius_oac.data.logs.run_log import LOG
 from marius_oac.errors import CheckpointError, ConfigError, InputError, shown
 from marius_oac.models.compute.multiply import kernels_of
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
+from marius_oac.runs.checkpoints.origin import new_token
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import SAVED, Checkpoints, read_saved, saved_bytes, write_saved
 from marius_oac.runs.folder.about import ABOUT, VERSION, About, Result, decisive, differences
 from marius_oac.runs.folder.metrics import METRICS, MetricsFile
 from marius_oac.runs.folder.order import OrderFile
-from marius_oac.runs.sharded.checkpoint import NODES, open_whole, parts_of
+from marius_oac.runs.sharded.checkpoint import NODES, identity_of, open_whole, parts_of
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import (
     appearing,
@@ -80,7 +81,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: TaskConfig, about: About):
         self.path, self.config, self.about = path, config, about
-        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.checkpoints = Checkpoints(path / "checkpoints", run=about.id, part="")
         self.metrics, self.order = MetricsFile(path), OrderFile(path)
         self.rows = path
         """Where rows and their checkpoints lie."""
@@ -95,7 +96,8 @@ class RunFolder:
             make_folder(folder)
         if new:
             write_saved(folder, "")
-        self.rows, self.checkpoints = folder, Checkpoints(folder / "checkpoints")
+        self.rows = folder
+        self.checkpoints = Checkpoints(folder / "checkpoints", run=self.about.id, part=identity_of(folder))
         _clean(folder)
 
     @staticmethod
@@ -111,14 +113,17 @@ class RunFolder:
         fingerprint: str,
         files: Mapping[str, str] = MappingProxyType({}),
         over_nodes: bool = False,
+        id: str | None = None,
     ) -> RunFolder:
         """Makes the folder with its first files, `files` among them, under a temporary name first.
+
+        Args:
+            id: of the run, if other nodes have parts of it.
 
         Raises InputError if it exists or can't be made.
         """
         cls.check_new(path)
-        kernels = kernels_of(config.compute)
-        about = _about(About(data=fingerprint, kernels=kernels, over_nodes=over_nodes), path, config, files)
+        about = _new_about(path, config, fingerprint, files, over_nodes, id)
         with appearing(path) as temporary:
             (temporary / "checkpoints").mkdir(parents=True)
             for name, text in {**files, CONFIG: config.dump()}.items():
@@ -126,6 +131,21 @@ class RunFolder:
             write_flushed(temporary / SAVED, saved_bytes(""))
             write_flushed(temporary / ABOUT, about.dump())
         return cls(path, config, about)
+
+    @classmethod
+    def written_anew(
+        cls, path: Path, config: TaskConfig, fingerprint: str, files: Mapping[str, str], id: str
+    ) -> RunFolder:
+        """Writes the first files of a node's part that has lost its `run.json`. Raises CheckpointError, and writes
+        nothing, if its checkpoints are not those of the run with this id."""
+        checkpoints = Checkpoints(path / "checkpoints", run=id, part=identity_of(path))
+        for name in checkpoints.names():
+            checkpoints.read(name)
+        folder = cls(path, config, _new_about(path, config, fingerprint, files, True, id))
+        with disk_errors(path / SUMMARY):
+            remove_file(path / SUMMARY)  # run.json had its digest
+        folder.write_config(config, files)
+        return folder
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -139,8 +159,7 @@ class RunFolder:
             source=str(source),
             lines=lines_by_new_names(lines, CONFIG_KEYS),
         )
-        if about.checked:
-            about.check_config(config, str(source), lines)
+        about.check_config(config, str(source), lines)
         return cls(path, config, about)
 
     def check_resumable(self, config: TaskConfig, fingerprint: str) -> None:
@@ -159,14 +178,6 @@ class RunFolder:
                 f"matrix products run on {here} kernels here, on {began} when this run began: "
                 "the last bits may differ from those of an uninterrupted run"
             )
-        self._say_what_is_unchecked()
-
-    def _say_what_is_unchecked(self) -> None:
-        if not self.about.checked:
-            logger.warning(
-                f"{self.path} was begun by an older version: that its config.yaml, log.json and metrics.jsonl "
-                "are as they were written can't be checked"
-            )
 
     def check_data(self, fingerprint: str, config: TaskConfig) -> None:
         """Raises CheckpointError, with the key's value, if the data are others than the run was trained on.
@@ -175,8 +186,7 @@ class RunFolder:
         """
         mine = identity.parted(self.about.data)
         for key, found in identity.parted(fingerprint).items():
-            unknown = key == identity.ORDER and not self.about.checked  # version 1 has no digest of an order
-            if found != mine.get(key) and not unknown:
+            if found != mine.get(key):
                 section, name = key.split(".")
                 singular = {"path": "this is another graph", "order": "this is another order"}
                 these = singular.get(name, f"these are other {name}")
@@ -191,8 +201,7 @@ class RunFolder:
         return records
 
     def has_saved(self) -> bool:
-        """Whether the run has ever saved a checkpoint; for a run of an earlier version, as far as other files show
-        it."""
+        """Whether the run has ever saved a checkpoint; where `saved.json` is lost, as far as other files show it."""
         saved = read_saved(self.rows)
         if saved is not None:
             return bool(saved)
@@ -274,7 +283,7 @@ class RunFolder:
             content = read_bounded(path, error=CheckpointError)
         except OSError as error:
             raise CheckpointError(f"can't be read: {error.strerror}", path) from None
-        if self.about.checked and hashlib.sha256(content).hexdigest() not in self.about.files.get(name, ()):
+        if hashlib.sha256(content).hexdigest() not in self.about.files.get(name, ()):
             raise CheckpointError("is damaged: it is not what was written", path)
         return content
 
@@ -299,7 +308,7 @@ class RunFolder:
             if content is None:
                 return {}
             digest = hashlib.sha256(content).hexdigest()
-            if not about.checked or digest == getattr(about.result, "summary", None):
+            if digest == getattr(about.result, "summary", None):
                 return parse_json(content, path, dict[str, Any], CheckpointError, nan=True)
             before, about = about, About.read(self.path)  # the run may have ended since they were read
             if about == before:
@@ -313,13 +322,12 @@ class RunFolder:
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        self._say_what_is_unchecked()
         while True:
             before = self._offer(name)
             chosen = self.summary().get("checkpoint") if name is None else name
             try:
                 if self.over_nodes:
-                    return open_whole(self.path, chosen)
+                    return open_whole(self.path, self.about.id, chosen)
                 return self.checkpoints.open(chosen, pinned=True, same=same)
             except Missing:
                 if self._offer(name) == before:
@@ -361,6 +369,16 @@ def _clean(folder: Path) -> None:
         check_no_link(folder / name)
     clean(folder, _FILES, _FOLDERS)
     Checkpoints(folder / "checkpoints").clean()
+
+
+def _new_about(
+    path: Path, config: TaskConfig, fingerprint: str, files: Mapping[str, str], over_nodes: bool, id: str | None
+) -> About:
+    about = About(
+        id=id or new_token(), data=fingerprint, kernels=kernels_of(config.compute), over_nodes=over_nodes,
+        path="", base="", config={},
+    )  # fmt: skip
+    return _about(about, path, config, files)
 
 
 def _about(about: About, path: Path, config: TaskConfig, files: Mapping[str, str]) -> About:

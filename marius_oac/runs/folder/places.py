@@ -77,7 +77,7 @@ class RunPlaces:
         if below:
             return below
         full = self._full(path)
-        if not _is_there(full) and self._before:
+        if not _is_there(full):
             moved = os.path.normpath(os.path.join(self._here, os.path.relpath(full, self._before)))
             if _is_there(moved):
                 return moved
@@ -89,11 +89,11 @@ class RunPlaces:
 
     @property
     def _at_home(self) -> bool:
-        """Whether the command is called where the run was trained, as far as is known."""
-        return self._base in (None, os.getcwd())
+        """Whether the command is called where the run was trained."""
+        return self._base == os.getcwd()
 
     def _full(self, path: str) -> str:
-        return os.path.normpath(os.path.join(self._base or os.getcwd(), path))
+        return os.path.normpath(os.path.join(self._base, path))
 
     def _tail_below(self, path: str) -> str | None:
         """The longest end of a path that is there below the folder that the user has named."""

@@ -12,10 +12,10 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,20 +23,18 @@ import numpy as np
 
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.nodes.shards.placement import IdPlaces, Placement
-from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
+from marius_oac.runs.checkpoints.checkpoint import PLACEMENT, SERVES, Checkpoint, name_of
+from marius_oac.runs.checkpoints.origin import check_together
 from marius_oac.runs.checkpoints.pins import Missing
-from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved
+from marius_oac.runs.checkpoints.retention import BEST, SAVED, START, Checkpoints, read_saved
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runtime.files.atomic import check_no_link, disk_errors, sync, unfinished
 
 NODES = "nodes"
 DENSE = "dense_sync"
 """Begins the names of arrays that the agreement of dense parameters keeps."""
-PLACEMENT, PLACE, PACKING = (f"{NODES}.{each}" for each in ("placement", "place", "packing"))
-"""Arrays of a part: the node of each virtual shard, int32 [V]; this node's number among those that carry rows, [1]; and
-`Packed.figures`."""
-SERVES = f"{NODES}.serves"
-"""An array of the part of a process that only serves rows; the dense parameters in its part are not used."""
+PLACE, PACKING = f"{NODES}.place", f"{NODES}.packing"
+"""Arrays of a part: this node's number among those that carry rows, [1]; and `Packed.figures`."""
 
 _LAYOUT = re.compile(r"[1-9][0-9]{0,5}-[^.]+")
 
@@ -69,7 +67,11 @@ class Layout:
     @property
     def parts(self) -> list[Checkpoints]:
         """The checkpoints of the processes whose parts are at hand, by name."""
-        return [Checkpoints(path / "checkpoints") for path in sorted(self.path.iterdir()) if path.is_dir()]
+        return [
+            Checkpoints(path / "checkpoints", part=identity_of(path))
+            for path in sorted(self.path.iterdir())
+            if path.is_dir()
+        ]
 
     def names(self) -> list[str]:
         """Checkpoints that all processes of the layout have written, oldest first; none if not all are at hand."""
@@ -85,10 +87,15 @@ class Layout:
             return sorted({*common, *filter(None, known)})
         return [name for part in self.parts for name in part.names()]
 
-    def open(self, name: str, pinned: bool = False, as_read: bool = False) -> ShardedCheckpoint:
-        """All parts of a checkpoint; `pinned`: see `read_checkpoint`, `as_read`: `Checkpoint.checked_as_read`. Raises
-        CheckpointError if one is damaged, or Missing."""
+    def open(self, name: str, run: str, pinned: bool = False, as_read: bool = False) -> ShardedCheckpoint:
+        """All parts of a checkpoint of the run whose `id` is `run`; `pinned`: see `read_checkpoint`, `as_read`:
+        `Checkpoint.checked_as_read`. Raises CheckpointError if one is damaged or another's, or Missing."""
         parts = [part.open(name, pinned=pinned, as_read=as_read) for part in self.parts]
+        parts.sort(key=lambda each: each.origin.number)
+        for part in parts:
+            if wrong := part.origin.foreign(run, None):
+                raise CheckpointError(wrong, part.path)
+        check_together([(str(part.path), part.facts()) for part in parts])
         numbered = [(int(_array_of(part, PLACE)[0]), part) for part in parts]
         found = sorted(((place, part) for place, part in numbered if place >= 0), key=lambda each: each[0])
         places, carried = [place for place, _ in found], [part for _, part in found]
@@ -104,6 +111,11 @@ def _array_of(part: Checkpoint, name: str) -> np.ndarray:
     if found is None or not found.size or found.dtype.kind != "i":
         raise CheckpointError(f"is damaged: {name} is missing or empty", part.path)
     return found
+
+
+def identity_of(part: Path) -> str:
+    """What the checkpoints in the folder of a part are known by, see `Origin.part`."""
+    return f"{part.parent.name}/{part.name}"
 
 
 def part_name(name: str) -> str:
@@ -154,12 +166,15 @@ def parts_of(run: Path) -> list[Checkpoints]:
     return [part for layout in Layout.all(run) for part in layout.parts]
 
 
-def open_whole(run: Path, name: str | None = None) -> ShardedCheckpoint:
+def open_whole(run: Path, id: str, name: str | None = None) -> ShardedCheckpoint:
     """A checkpoint of a run over nodes, by default the newest, as if one node had written it; pinned.
+
+    Args:
+        run: its folder; `id`: of its `run.json`.
 
     Raises:
         Missing: there is none of which all parts are at hand.
-        CheckpointError: it is damaged.
+        CheckpointError: it is damaged, or its parts don't belong together.
     """
     found = newest(run)
     if found and name == "best":
@@ -168,15 +183,16 @@ def open_whole(run: Path, name: str | None = None) -> ShardedCheckpoint:
             raise Missing("there is no best checkpoint: nothing has been evaluated yet", found[0].path)
     for layout in Layout.all(run):
         if name in layout.names():
-            return layout.open(name, pinned=True)
+            return layout.open(name, id, pinned=True)
     if name is not None or found is None:
         which = "no checkpoint" if name is None else f"checkpoint {name!r}"
         raise Missing(f"{which}: the parts of all nodes must lie here, and don't", run / NODES)
-    return found[0].open(found[1], pinned=True)
+    return found[0].open(found[1], id, pinned=True)
 
 
 def drop_after(run: Path, batch_index: int, besides: Path) -> None:
-    """Removes later checkpoints of layouts other than the one at `besides`, since training continues from here.
+    """Removes later checkpoints of layouts other than the one at `besides`, and what names them, since training
+    continues from here.
 
     Several processes may do so at once. Raises InputError, and removes nothing, if a part is a symbolic link.
     """
@@ -184,11 +200,22 @@ def drop_after(run: Path, batch_index: int, besides: Path) -> None:
     later = [part.folder / name for part in parts for name in reversed(part.names()) if name > name_of(batch_index)]
     for path in later:
         check_no_link(path, run)
+    for part in parts:  # before what they name is gone
+        _forget_later(part, name_of(batch_index))
     for path in later:
         with disk_errors(path), suppress(FileNotFoundError):
             os.rename(path, unfinished(path))
             sync(path.parent)
         shutil.rmtree(unfinished(path), ignore_errors=True)
+
+
+def _forget_later(part: Checkpoints, name: str) -> None:
+    saved, best = part.folder.parent / SAVED, part.folder / BEST
+    noted: dict[Path, Callable[[], str | None]] = {saved: partial(read_saved, part.folder.parent), best: part.best}
+    for path, read in noted.items():
+        with suppress(CheckpointError), disk_errors(path):  # a damaged one names nothing
+            if (read() or "") > name:
+                path.unlink(missing_ok=True)
 
 
 def check_saved(peers: ClusterPeers, run: Path, part: Path, chosen: str) -> None:
@@ -261,7 +288,8 @@ class ShardedCheckpoint(Checkpoint):
     def of(cls, trainers: Sequence[Checkpoint], parts: Sequence[Checkpoint]) -> Self:
         """The parts that hold rows, in order, and those of trainers; what is no row is that of the first trainer."""
         first = trainers[0]
-        whole = cls(first.path, first.batch_index, first.extra, first.files, {}, checked=first.checked)
+        about = first.path, first.batch_index, first.extra, first.files
+        whole = cls(*about, {}, checked=first.checked, origin=first.origin)
         object.__setattr__(whole, "parts", parts)
         object.__setattr__(whole, "trainers", trainers)
         return whole

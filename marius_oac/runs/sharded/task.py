@@ -39,9 +39,9 @@ from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
 from marius_oac.nodes.shards.spans import SpanClient, SpanServer
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.shards.values import ValueFormat
-from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.checkpoints.checkpoint import PLACEMENT, SERVES, Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
-from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, ShardedCheckpoint, layout_name
+from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, ShardedCheckpoint, layout_name
 from marius_oac.runs.sharded.dense import DenseBefore, lent_dense, load_dense, take_over_dense
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
 from marius_oac.runs.sharded.in_memory import InMemoryCheckpoint

@@ -18,7 +18,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
-import xxhash
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from marius_oac.errors import InputError, shown
@@ -78,27 +77,12 @@ class DescribedFile(Described):
         return hashlib.sha256()
 
 
-class LargeFile(Described):
-    """Size and XXH3 of a checkpoint's file, as version 2 of its manifest lists it. It shows damage as well as SHA-256
-    does, five to fifteen times as fast. Who wants to deceive can make a manifest that fits, so neither is a protection
-    from that."""
-
-    bytes: Count
-    xxh3_128: Xxh3
-
-    @property
-    def checksum(self) -> str:
-        """Hexadecimal."""
-        return self.xxh3_128
-
-    @staticmethod
-    def new_digest() -> Digest:
-        """Makes such checksums."""
-        return xxhash.xxh3_128()
-
-
 class BlockedFile(Described):
-    """Size of a checkpoint's file, the digests of its blocks (`files.blocks`), and the XXH3 of these."""
+    """Size of a checkpoint's file, the digests of its blocks (`files.blocks`), and the XXH3 of these.
+
+    It shows damage as well as SHA-256 does, five to fifteen times as fast. Who wants to deceive can make a manifest
+    that fits, so neither is a protection from that.
+    """
 
     bytes: Count
     xxh3_blocks: Xxh3
@@ -114,7 +98,7 @@ class BlockedFile(Described):
         return BlockDigests(self.bytes)
 
 
-ListedFile = DescribedFile | LargeFile | BlockedFile
+ListedFile = DescribedFile | BlockedFile
 """A file of a manifest."""
 
 

@@ -58,7 +58,7 @@ class TrainedClickModel(TrainedRun):
 
     def __init__(self, folder: RunFolder, checkpoint: str | None):
         super().__init__(folder, checkpoint)
-        log = RunLog.read(folder.path, folder.about.checked)
+        log = RunLog.read(folder.path)
         self.checkpoint = saved = folder.checkpoint(checkpoint)
         if not saved.pages:  # since then the run's tables may have moved to disk
             self.config = self.config.replace("storage.memory=null", "storage.io=direct")

@@ -26,7 +26,7 @@ from marius_oac.runtime.files.atomic import disk_errors, make_folder
 from marius_oac.runtime.files.untrusted import MOST_BYTES, check_tree
 from marius_oac.training.own_loop import generators
 from marius_oac.training.own_loop.drawing import Position
-from marius_oac.training.own_loop.layouts import drop_others, others, part_of
+from marius_oac.training.own_loop.layouts import drop_others, others, part_at
 from marius_oac.training.own_loop.plain import from_plain, to_plain
 from marius_oac.training.own_loop.sharing import ALONE, Share
 from marius_oac.training.own_loop.tables import Table
@@ -58,13 +58,14 @@ class Moment:
 
 def save(
     folder: Path, parts: Parts, moment: Moment, keep: int, share: Share = ALONE, least: int = 0,
-    written: Callable[[], None] = lambda: None,
+    written: Callable[[], None] = lambda: None, session: str | None = None,
 ) -> None:  # fmt: skip
     """Writes a checkpoint, or this process's part of one, and removes all but the `keep` newest.
 
     Args:
         least: the smallest number that it may have.
         written: called when it is complete, before any other is removed.
+        session: see `Origin`; the same for all processes.
 
     Raises:
         DivergedError: a parameter is not finite.
@@ -85,7 +86,8 @@ def save(
     tables = {table.store.name: about(table) for table in parts.tables}
     extra = {"loop": {"next_batch": moment.next_batch, "tables": tables, "optimizers": _kinds(parts), "state": tree}}
     _check_readable(extra)
-    checkpoints = Checkpoints(part_of(folder, *share))
+    checkpoints = part_at(folder, *share)
+    checkpoints.saved_as(session or checkpoints.origin.session, share.rank, share.size)
     with _alone_in(checkpoints.folder):
         _save(checkpoints, folder, tables, parts, tensors, extra, keep, share, max(moment.next_batch, least), written)
 

@@ -24,8 +24,9 @@ Layouts = Mapping[int, Mapping[int, list[str]]]
 
 
 def part_at(folder: Path, rank: int = 0, size: int = 1) -> Checkpoints:
-    """A process's part of checkpoints, to be read."""
-    return Checkpoints(part_of(folder, rank, size), "to go on from {}, remove its folder")
+    """A process's part of checkpoints."""
+    where = part_of(folder, rank, size)
+    return Checkpoints(where, "to go on from {}, remove its folder", part=where.name if size > 1 else "")
 
 
 def part_of(folder: Path, rank: int, size: int) -> Path:

@@ -7,12 +7,13 @@ is always one that all have. A loop of another number of processes reads all par
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from marius_oac.errors import CheckpointError, InputError, MariusOacError
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.checkpoints.origin import check_together, new_token
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import disk_errors, make_folder
@@ -40,8 +41,8 @@ def save(agreed: Agreed, share: Share, folder: Path, parts: Parts, moment: Momen
     except MariusOacError as error:
         problem = error
     _all_well(agreed, what, problem)
-    every = agreed(what, [moment.next_batch, max(moment.next_batch, last + 1)])
-    for rank, (batch, _) in enumerate(every):
+    every = agreed(what, [moment.next_batch, max(moment.next_batch, last + 1), new_token()])
+    for rank, (batch, *_) in enumerate(every):
         if batch != every[0][0]:
             raise InputError(f"rank 0 saves before batch {every[0][0]} and rank {rank} before batch {batch}",
                              "Engine.save")  # fmt: skip
@@ -52,7 +53,8 @@ def save(agreed: Agreed, share: Share, folder: Path, parts: Parts, moment: Momen
         _all_well(agreed, what, None)
 
     try:
-        checkpoints.save(folder, parts, moment, keep, share, max(number for _, number in every), written)
+        least = max(number for _, number, _ in every)
+        checkpoints.save(folder, parts, moment, keep, share, least, written, every[0][2])
     except MariusOacError as error:
         if said:
             raise
@@ -95,11 +97,17 @@ def load(agreed: Agreed, share: Share, folder: Path, parts: Parts) -> Moment | N
     if size != share.size and share.rank == 0:
         logger.warning(f"{folder}: checkpoint {name} is of {size} processes, and the loop of {share.size}: the next "
                        "pass over a loader begins at its first batch")  # fmt: skip
+    checkpoint, same = None, size == share.size  # type: Checkpoint | None, bool
     try:
-        if size == share.size:
-            moment = checkpoints.load(part_at(folder, *share).open(name), parts)
-        else:
-            moment = checkpoints.load(_of_others(folder, name, size, share), parts, alike=False)
+        checkpoint = part_at(folder, *share).open(name) if same else _of_others(folder, name, size, share)
+    except MariusOacError as error:
+        problem = error
+    every = agreed(what, checkpoint.facts() if checkpoint and same else None)
+    try:
+        if same and None not in every:
+            _check_one_moment(every, folder, size)
+        if checkpoint:
+            moment = checkpoints.load(checkpoint, parts, alike=same)
     except MariusOacError as error:
         problem = error
     try:
@@ -141,7 +149,14 @@ def _of_others(folder: Path, name: str, size: int, share: Share) -> Checkpoint:
     from marius_oac.training.own_loop.resharding import Resharded
 
     try:
-        return Resharded.for_share([part_at(folder, rank, size).open(name) for rank in range(size)], share)
+        parts = [part_at(folder, rank, size).open(name) for rank in range(size)]
+        _check_one_moment([part.facts() for part in parts], folder, size)
+        return Resharded.for_share(parts, share)
     except Missing:
         raise CheckpointError(f"checkpoint {name} is of {size} processes, and this is one of {share.size}: put its "
                               "parts where each process can read all of them", folder) from None  # fmt: skip
+
+
+def _check_one_moment(parts: Sequence[dict[str, Any]], folder: Path, size: int) -> None:
+    """Raises CheckpointError if parts, by rank, were not saved together."""
+    check_together([(str(part_of(folder, rank, size)), facts) for rank, facts in enumerate(parts)])

@@ -1,1 +1,0 @@
-"""Runs that an earlier version made."""
