@@ -221,6 +221,20 @@ def test_a_node_that_can_not_read_its_batches_is_named(hubs, monkeypatch):
         packed(graph_nodes(hubs), {}, {})
 
 
+def test_the_look_ups_of_all_tables_are_measured_each_by_the_bytes_of_its_rows():
+    shards = {0: ([0, 0, 2], [1]), 1: ([0], [1, 3])}  # of each batch, by table
+    rows = SimpleNamespace(
+        formats=[SimpleNamespace(nbytes=4), SimpleNamespace(nbytes=100)],
+        planner=lambda stack: SimpleNamespace(plan=shards.__getitem__),
+        shards=lambda plan: map(np.array, plan),
+    )
+    node = SimpleNamespace(
+        rows=rows, peers=SimpleNamespace(trains=True, leads=False), share=None,
+        placement=SimpleNamespace(num_shards=4),
+    )  # fmt: skip
+    assert ShardedTask.measure(node, [0, 1]).tolist() == [12, 200, 4, 100]
+
+
 def save(run, names, weights, nodes, sequences, figures=(10, 1.5, 1.01)):
     """Parts of a layout, as far as they say where rows lie."""
     for name in names:
