@@ -164,7 +164,7 @@ def test_what_is_no_run(command, finished, tmp_path, verb):
             lambda: (other / "run.json").write_text(
                 json.dumps(json.loads((finished / "run.json").read_text()) | {"version": 9})
             ),
-            ("other", "format version 9, this program reads 2 and 1"),
+            ("other", "format version 9, this program reads 3"),
         ),
     ]:
         prepare()

@@ -89,9 +89,9 @@ def test_a_request_that_came_before_an_evaluation_is_kept_in_mind(graph, tmp_pat
     """While the last checkpoint is written, as here, nothing stops at once: what comes then does not begin."""
     real = Checkpoints.save
 
-    def save(checkpoints, *args):
+    def save(checkpoints, *args, **options):
         os.kill(os.getpid(), signal.SIGTERM)
-        return real(checkpoints, *args)
+        return real(checkpoints, *args, **options)
 
     monkeypatch.setattr(Checkpoints, "save", save)
     monkeypatch.setattr(Session, "evaluate", lambda session, split, **options: pytest.fail("is evaluated"))
