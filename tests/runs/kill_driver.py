@@ -183,7 +183,11 @@ def state(path: Path) -> dict[str, str]:
         if checkpoint.pages:
             found = {file: digest for file, digest in found.items() if not file.endswith(PER_PAGE_FILES)}
             found |= {f"checkpoints/{name}/{part}": digest for part, digest in rows_of(checkpoint).items()}
-    found["run.json"] = repr(folder.about.model_copy(update={"path": ""}))  # all but where it lies
+        else:  # the origin is random
+            manifest = f"checkpoints/{name}/manifest.json"
+            found[manifest] = repr((checkpoint.batch_index, checkpoint.extra, checkpoint.files))
+    # All but where it lies, and its random name.
+    found["run.json"] = repr(folder.about.model_copy(update={"path": "", "id": ""}))
     return {name: digest for name, digest in found.items() if not name.startswith(leave)}
 
 
