@@ -109,6 +109,7 @@ def _get(setting: Setting) -> str:
 
 
 def _set(setting: Setting, precision: str) -> None:
+    # Not by `torch.backends`: there `mkldnn.fp32_precision = ...` sets the generic one (torch 2.13).
     torch._C._set_fp32_precision_setter(*setting, precision)
 
 
