@@ -104,6 +104,12 @@ class Evidence:
         return bool(self._match(r"^[+-]?0[0-9]").any())
 
     @property
+    def one_width(self) -> bool:
+        """Whether all have equally many letters and digits, at least six, and nothing else, as hashes have."""
+        lengths = pc.min_max(pc.utf8_length(self.texts)).as_py()
+        return lengths["min"] == lengths["max"] >= 6 and bool(self._match("^[0-9A-Za-z]+$").all())
+
+    @property
     def twice(self) -> str | None:
         """A number with leading zeros that is there without them, too; None: there is none."""
         padded = self.texts.filter(pa.array(self._match(r"^0+[0-9]+$")))

@@ -109,17 +109,22 @@ class TextLog:
         text, rows, done = lines.pick(wanted), lines.first + wanted, 0
         try:
             table = self._table(text, threads=True)
-        except pa.ArrowInvalid as error:
-            raise self._blamed(text, rows, error) from None
+        except pa.ArrowInvalid:  # a text among numbers may be blank, or mean a missing one: `numbers_of` knows
+            try:
+                table = self._table(text, threads=True, numbers=False)
+            except pa.ArrowInvalid as error:
+                raise self._blamed(text, rows, error) from None
         if table.num_rows != rows.size or self._open_quote(lines.pick(wanted[-1:])):
             raise _not_as_counted(rows, table.num_rows, self.path)
         for batch in table.to_batches():
             yield rows[done : done + batch.num_rows], batch
             done += batch.num_rows
 
-    def _table(self, text: np.ndarray, threads: bool) -> pa.Table:
+    def _table(self, text: np.ndarray, threads: bool, numbers: bool = True) -> pa.Table:
+        """The columns, those of numbers as texts if `numbers` is false."""
         config = self._config
-        types = {config.label.column: read_as(), **{each.name: arrow_type(each) for each in config.numeric}}
+        types = {config.label.column: read_as()}
+        types |= {each.name: arrow_type(each) for each in config.numeric if numbers}
         if self._blanks:
             text = single_blanks(text)
         if text[:3].tobytes() == BYTE_ORDER_MARK:  # inside a file it is part of a value, and Arrow would drop it
@@ -148,14 +153,12 @@ class TextLog:
         """The error with its row, which Arrow knows only when it parses without threads."""
         message = str(error)
         try:
-            self._table(text, threads=False)
+            self._table(text, threads=False, numbers=False)
         except pa.ArrowInvalid as again:
             message = str(again)
         row, column = re.search(r"Row #(\d+): ", message), re.search(r"In CSV column #(\d+)", message)
         name = f"column '{self.names[int(column[1])]}' has " if column else ""
         what = re.sub(r"^(In CSV column #\d+: |CSV parse error: )?(Row #\d+: )?", "", message)
-        bad = re.match(r"CSV conversion error to (?:float|double): (invalid value '(.*)')", what)
-        what = f"{bad[1]} ({number_hint(bad[2])})" if bad else what
         what = re.sub(r"^CSV conversion error to \w+: ", "", what)
         if self._quoted and what.startswith("Expected ") and what.partition(": ")[2].count('"') % 2:
             what = f"{what[:200]}; {SPANS}"

@@ -34,8 +34,10 @@ from marius_oac.data.logs.sample import LogSample, read_sample
 from marius_oac.data.logs.schema import is_list, is_text, is_usable, plain
 from marius_oac.data.prepare.sources import paths_of
 
+_OFTEN = 25  # rows with each value on average: a category of so few values learns whatever a number could say
 _FEWER = 20  # at most so many different integers are categories, unless most of them occur once
 FEW = 32  # so many if they are spread over their range, as counts are not
+_FAR = 100  # from 0, where counts don't begin, but numbers of things may
 _NARROW = 200  # and their range is wider than this
 _MOST_LISTED = 40  # columns that a message lists
 _SEPARATORS = ("|", ";", ",", " ")
@@ -51,7 +53,7 @@ _IDS = frozenset((
     "domain", "ad", "advertiser", "publisher", "creative", "category", "cat", "brand", "shop", "store", "seller",
     "merchant", "country", "city", "region", "state", "language", "locale", "browser", "os", "version", "gender", "sex",
     "customer", "session", "campaign", "video", "article", "news", "track", "account", "type", "class", "group",
-    "segment", "channel", "slot", "occupation", "job", "weekday", "dow", "zone", "app", "model", "network", "banner",
+    "segment", "channel", "slot", "nr", "plz", "occupation", "job", "weekday", "dow", "zone", "app", "model", "network", "banner",
 ))
 _TIMES = frozenset((
     "time", "timestamp", "datetime", "date", "ts", "unixtime", "epoch", "created", "updated", "at", "us", "ms", "ns",
@@ -60,7 +62,7 @@ _QUANTITIES = frozenset((
     "age", "price", "cost", "amount", "count", "num", "number", "qty", "quantity", "size", "score", "rate", "ratio",
     "duration", "length", "width", "height", "weight", "total", "sum", "avg", "mean", "views", "visits", "clicks",
     "balance", "income", "gain", "loss", "hours", "minutes", "days", "seconds", "distance", "rating", "discount",
-    "year", "rank", "position", "depth", "level", "temperature",
+    "year", "rank", "position", "depth", "level", "temperature", "tenure", "bal", "amt", "limit",
 ))
 # fmt: on
 
@@ -187,7 +189,11 @@ def _of_texts(name: str, found: Evidence, enough: int) -> Column:
     if found.times:
         return Column(name, "time", f"such as {found.texts[0].as_py()}", found.different, found.missing)
     guessed = _of_categories(name, found, enough)
-    if share >= 1 - _NEARLY and found.different > FEW and not is_id(name) and guessed.kind == "categorical":
+    if (
+        1 > share >= 1 - _NEARLY
+        and not (found.different <= FEW or found.one_width or is_id(name))
+        and (guessed.kind == "categorical")
+    ):
         doubt = f"{share:.0%} of its texts are numbers, others are {found.shown(odd)} (data.numeric, data.missing)"
         return replace(guessed, doubt=f"{guessed.why}: {doubt}")
     return guessed
@@ -304,7 +310,7 @@ def _of_numbers(name: str, found: Evidence, enough: int) -> Column:
     dense = count * 2 > high - low + 1
     few = count <= _FEWER or count <= FEW and found.median * 4 > high
     if few and (high - low <= _NARROW or (found.counts == 1).sum() * 2 <= count):
-        sure = count == 2 or is_named(name, _QUANTITIES)
+        sure = count == 2 or is_named(name, _QUANTITIES) or known >= _OFTEN * count
         return guessed("categorical", f"{count:,} values" if sure else between, "" if sure else "data.numeric")
     if max(abs(low), abs(high)) > 2**53:
         if count == known >= enough:
@@ -315,13 +321,15 @@ def _of_numbers(name: str, found: Evidence, enough: int) -> Column:
     if low > 1000 and high - low < low / 4:
         return guessed("categorical", f"{count:,} values from {low:.0f} to {high:.0f}, like codes", "data.numeric")
     # Counts and amounts are mostly small, ids are spread over their range.
-    doubtful = known >= 4 * count and (dense and low in (0, 1) or found.median * 4 > high)
+    doubtful = known >= 4 * count and (dense and low in (0, 1) or found.median * 4 > high or low >= _FAR)
     return guessed("numeric", between if doubtful else f"{low:g} to {high:g}", "data.categorical" if doubtful else "")
 
 
 def _time(name: str, found: Evidence, low: float, high: float) -> Column | None:
     """The column if its numbers are times: since 1970 in any unit, dates such as 20240131, or by its name."""
     named = is_named(name, _TIMES)
+    if is_id(name):
+        return None
     for unit, unit_name in _UNITS_OF_TIME.items():
         if 8e8 * unit < low and high < 2.2e9 * unit:
             first = datetime.fromtimestamp(low / unit, UTC)

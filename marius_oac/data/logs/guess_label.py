@@ -16,20 +16,12 @@ from marius_oac.data.prepare.edge_file import roles
 from marius_oac.errors import InputError
 
 _MOST_RATINGS = 20  # different values
-_CLICKS = frozenset(
-    (
-        "label",
-        "click",
-        "clicked",
-        "clicks",
-        "target",
-        "y",
-        "outcome",
-        "response",
-        "converted",
-        "conversion",
-    )
+_CLICKS = frozenset("label click clicked clicks target y outcome response converted conversion".split())
+_DEEDS = frozenset(
+    "clk buy bought purchase purchased install installed like liked churn churned default survived attributed returned "
+    "recommended revenue".split()
 )
+"""What else a label may be named after, in a file without one of those names."""
 _RATINGS = frozenset(("rating", "ratings", "stars", "score"))
 
 
@@ -74,11 +66,12 @@ def guess_label(sample: LogSample, asked: str | None = None, any_values: bool = 
     if asked is not None:
         return _label(sample, _asked(sample, asked), any_values)
     two = [name for name in sample.names if _is_binary(sample.columns[name])]
-    named = [name for name in two if is_named(name, _CLICKS)] or [name for name in two if words(name)[:1] == ["is"]]
+    named = [name for name in two if is_named(name, _CLICKS)] or [name for name in two if _DEEDS & {*words(name)}]
+    named = named or [name for name in two if words(name)[:1] == ["is"]]
     rated = [name for name in sample.names if is_named(name, _RATINGS) and _is_rating(sample.columns[name])]
     for found in (named, [] if named else rated, two):
         if len(found) == 1:
-            return _guessed(sample, found[0], sure=found is not two)
+            return _guessed(sample, found[0], sure=found is not two or not rated)
     ends = [name for name in (sample.names[0], sample.names[-1]) if name in two]
     if len(ends) == 1 and not named:
         return _guessed(sample, ends[0], sure=False)

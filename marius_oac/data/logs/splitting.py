@@ -63,13 +63,18 @@ def cut_bags(offsets: np.ndarray, limit: int, newest: bool) -> tuple[np.ndarray,
 
 
 @compiled
+def _stripped(text: np.ndarray, start: int, end: int) -> tuple[int, int]:
+    while start < end and (text[start] == 32 or text[start] == 9):
+        start += 1
+    while end > start and (text[end - 1] == 32 or text[end - 1] == 9):
+        end -= 1
+    return start, end
+
+
+@compiled
 def _trim(text: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
     for i in range(starts.size):
-        start, end = starts[i], ends[i]
-        while start < end and (text[start] == 32 or text[start] == 9):
-            start += 1
-        while end > start and (text[end - 1] == 32 or text[end - 1] == 9):
-            end -= 1
+        start, end = _stripped(text, starts[i], ends[i])
         first[i], last[i] = start, end
         point = end
         while point > start and text[point - 1] == 48:
@@ -92,19 +97,13 @@ def _lists(
     """Counts the pieces, into `offsets`; or, if there is room, writes where they begin and end."""
     piece = 0
     for i in range(starts.size):
-        start, end = starts[i], ends[i]
-        while start < end and (text[start] == 32 or text[start] == 9):
-            start += 1
-        while end > start and (text[end - 1] == 32 or text[end - 1] == 9):
-            end -= 1
+        start, end = _stripped(text, starts[i], ends[i])
         if end - start > 1:
             opening, closing = text[start], text[end - 1]
             pair = (
                 opening == 91 and closing == 93 or opening == 40 and closing == 41 or opening == 123 and closing == 125
             )
-            start, end = start + pair, end - pair
-        while start < end and (text[start] == 32 or text[start] == 9):
-            start += 1
+            start, end = _stripped(text, start + pair, end - pair)
         at = start
         while start < end:
             quote, begun = 0, False  # a quote only opens at a piece's start
@@ -121,11 +120,7 @@ def _lists(
                 at += 1
             at = min(at, end)
             if first.size:
-                left, right = start, at
-                while left < right and (text[left] == 32 or text[left] == 9):
-                    left += 1
-                while right > left and (text[right - 1] == 32 or text[right - 1] == 9):
-                    right -= 1
+                left, right = _stripped(text, start, at)
                 if right - left > 1 and text[left] == text[right - 1] and (text[left] == 34 or text[left] == 39):
                     left, right = left + 1, right - 1
                 first[piece], last[piece] = left, right
