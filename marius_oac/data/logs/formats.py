@@ -33,7 +33,7 @@ from marius_oac.data.logs.lines import (
     count_rows,
     read_first_line,
 )
-from marius_oac.data.logs.numbers import arrow_type, number_hint
+from marius_oac.data.logs.numbers import arrow_type
 from marius_oac.data.logs.parquet import ParquetLog
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.place import Place, format_of, place_of

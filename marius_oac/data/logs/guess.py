@@ -8,7 +8,8 @@ The kind of a column is the first that applies:
     row_number   integers that count the rows, or texts that are all different; so are ids that are all different, if
                  these are all rows or many: left out
     categorical  integers, also written as 69.0, that are named like ids, have few values, leading zeros or more digits
-                 than a float holds, or are far from 0 and close together, as codes are; truth values and other texts
+                 than a float holds, or are far from 0 and close together, as codes are; truth values and other texts.
+                 Few values that are each there often need no question: a category learns what a number could say
     numeric      other numbers, or texts nearly all of which are numbers
     multi_valued lists, texts such as [2, 12], or texts in which a separator often stands between repeated values
 
@@ -53,7 +54,8 @@ _IDS = frozenset((
     "domain", "ad", "advertiser", "publisher", "creative", "category", "cat", "brand", "shop", "store", "seller",
     "merchant", "country", "city", "region", "state", "language", "locale", "browser", "os", "version", "gender", "sex",
     "customer", "session", "campaign", "video", "article", "news", "track", "account", "type", "class", "group",
-    "segment", "channel", "slot", "nr", "plz", "occupation", "job", "weekday", "dow", "zone", "app", "model", "network", "banner",
+    "segment", "channel", "slot", "occupation", "job", "weekday", "dow", "zone", "app", "model", "network", "banner",
+    "nr", "plz",
 ))
 _TIMES = frozenset((
     "time", "timestamp", "datetime", "date", "ts", "unixtime", "epoch", "created", "updated", "at", "us", "ms", "ns",

@@ -16,12 +16,16 @@ from marius_oac.data.prepare.edge_file import roles
 from marius_oac.errors import InputError
 
 _MOST_RATINGS = 20  # different values
-_CLICKS = frozenset("label click clicked clicks target y outcome response converted conversion".split())
-_DEEDS = frozenset(
-    "clk buy bought purchase purchased install installed like liked churn churned default survived attributed returned "
-    "recommended revenue".split()
-)
+# fmt: off
+_CLICKS = frozenset((
+    "label", "click", "clicked", "clicks", "target", "y", "outcome", "response", "converted", "conversion",
+))
+_DEEDS = frozenset((
+    "clk", "buy", "bought", "purchase", "purchased", "install", "installed", "like", "liked", "churn", "churned",
+    "default", "survived", "attributed", "returned", "recommended", "revenue",
+))
 """What else a label may be named after, in a file without one of those names."""
+# fmt: on
 _RATINGS = frozenset(("rating", "ratings", "stars", "score"))
 
 
