@@ -20,6 +20,7 @@ from marius_oac.config.sections import (
     ComputeConfig,
     MetricsConfig,
     NonNegativeInt,
+    Number,
     PipelineConfig,
     Section,
     StorageConfig,
@@ -76,6 +77,11 @@ class BaseConfig(Section):
         tuple[TrackerName, ...], BeforeValidator(listed, json_schema_input_type=TrackerName | tuple[TrackerName, ...])
     ] = Field(
         (), description="Trackers that also receive the values of metrics.jsonl: tensorboard, mlflow, prometheus."
+    )
+    stall_after: Annotated[Number, Field(ge=0, le=1e6)] = Field(
+        60.0,
+        description="Seconds without progress of any stage, evaluation, checkpoint or compilation, after which a run "
+        "says which of them stands still, and shows the stacks of its threads. It goes on. 0: never.",
     )
     nodes: NodesConfig = NodesConfig()
 

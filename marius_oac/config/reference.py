@@ -44,7 +44,7 @@ TOPICS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("Row optimizer and early stopping", TASKS, ("training.optimizer.*", "training.early_stopping*")),
     ("Batches in flight", TASKS, ("pipeline.*",)),
     ("Rows on disk", TASKS, ("storage.*",)),
-    ("Checkpoints and metrics", TASKS, ("checkpoint.*", "metrics.*", "trackers")),
+    ("Checkpoints and metrics", TASKS, ("checkpoint.*", "metrics.*", "trackers", "stall_after")),
     ("Device, threads, products and seed", TASKS, ("device", "threads", "binding", "compute.*", "seed")),
     ("Rows and modes over nodes", TASKS,
      ("nodes.packing", "nodes.parts", "nodes.mode", "nodes.mode_options.*", "nodes.switch*", "nodes.auto.*")),

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from marius_oac.runtime.console import say
 from marius_oac.runtime.files.owned import exchangeable
+from marius_oac.runtime.standstill import Activity
 
 RECORD = Path(__file__).with_name("signatures.txt")
 MOST_PROCESSES = 4  # the longest chain of kernels takes a third of the time of all
@@ -90,9 +91,10 @@ class _Processes:
             pipe = self._process.stdout
             if pipe is None or pipe.closed or self._count >= self.total:
                 return 0
-            if not select.select([pipe], [], [], PATIENCE)[0]:
-                return 0
-            found = len(pipe.read(1 << 10) or b"")
+            with Activity(f"compilation beside this process stands at {self._count} of {self.total} kernels"):
+                if not select.select([pipe], [], [], PATIENCE)[0]:
+                    return 0
+                found = len(pipe.read(1 << 10) or b"")
             self._count += found
             return found
 

@@ -26,6 +26,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 
 from marius_oac.kernels import ahead
+from marius_oac.runtime.standstill import Activity
 
 LOCKS = "marius_oac.lock"
 
@@ -58,7 +59,8 @@ def compiled(kernel: Any, signature: Any) -> Any:
     with global_compiler_lock:
         if is_kept(kernel, signature):
             return CPUDispatcher.compile(kernel, signature)
-        with ahead.compiling_here(), ExitStack() as stack:
+        name = f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}"
+        with ahead.compiling_here(), Activity(f"kernel {name} is being compiled"), ExitStack() as stack:
             while not is_kept(kernel, signature) and ahead.goes_on():
                 pass
             if not is_kept(kernel, signature):

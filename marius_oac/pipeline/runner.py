@@ -35,6 +35,7 @@ from marius_oac.pipeline.setting import STAGES, Limits, Setting
 from marius_oac.pipeline.stages import BatchResult, Probe, Stages
 from marius_oac.pipeline.tuner import Tuner
 from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
+from marius_oac.runtime.standstill import Activity, Waiting
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.runtime.workers import Workers
 from marius_oac.types import Planner, Step
@@ -175,7 +176,10 @@ class _Run(Stages):
         self.pipeline.device.begin()
         if self.pipeline.tuner:
             self.pipeline.tuner.begin()
-        with Workers(on_failure=self._abort, bind=self.pipeline.bind) as workers:
+        with (
+            Waiting("no stage of the pipeline holds a batch"),
+            Workers(on_failure=self._abort, bind=self.pipeline.bind) as workers,
+        ):
             self._start(workers, "plan", self._plan, self.planned.close)
             stages = (
                 *self._stages_before_read(),
@@ -278,7 +282,7 @@ class _Run(Stages):
 
     def _write(self, batch: Batch) -> None:
         self.write(batch)
-        with self.result_lock:
+        with self.result_lock, Activity(f"the result of batch {batch.batch_index:,} is being reported"):
             self.pipeline.on_result(self.result(batch))
             setting = self.pipeline.tuner.written() if self.pipeline.tuner else None
             if setting is not None:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import psutil
@@ -35,6 +35,7 @@ from marius_oac.runs.sharded.scaling import Change, TrainersChange
 from marius_oac.runtime.console import BOLD, GREEN, Painted, logger
 from marius_oac.runtime.resuming import resume_command
 from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
+from marius_oac.runtime.standstill import waits_for
 
 
 class TrainingLoop:
@@ -130,7 +131,7 @@ class TrainingLoop:
         """
         self.peers.wait()  # else a process could read rows that another one is still loading
         with (
-            stop_on_interrupt(self.session.pipeline.request_stop) as self._stops,
+            stop_on_interrupt(self.session.pipeline.request_stop, partial(waits_for, 1.0)) as self._stops,
             TrainingProgress(self.position.batch_index, self.schedule.last, self.peers.leads) as progress,
         ):
             if self._evaluation_is_due:
@@ -230,10 +231,8 @@ class TrainingLoop:
         segments = self.session.parts.segments
         last = min(last, segments.next_pause(first) or last)
         pipeline, telemetry = self.session.pipeline, self.session.telemetry
-        every, log = self.config.metrics.every_batches, self.folder.metrics.add
-        report = SegmentReport(
-            first, epoch, every, log, telemetry.take, pipeline.channel_fill, progress, pipeline.position
-        )
+        about = first, epoch, self.config.metrics.every_batches, self.folder.metrics.add
+        report = SegmentReport(*about, telemetry.take, pipeline.channel_fill, progress, pipeline.position)
         telemetry.take()
         self.session.report_to(self._callbacks.beside(report.add))
         try:

@@ -30,6 +30,7 @@ from marius_oac.runtime.machine.disks import place
 from marius_oac.runtime.machine.report import LocalProcess, run_binding
 from marius_oac.runtime.machine.sysfs import format_list
 from marius_oac.runtime.machine.topology import running_kernel
+from marius_oac.runtime.standstill import Activity
 from marius_oac.runtime.telemetry import Telemetry
 
 TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
@@ -138,7 +139,7 @@ class Session(Closable):
 
     def evaluate(self, split: Split, whole: bool = True) -> dict[str, float]:
         """Metrics of the present parameters on a split; see `Task.evaluate`."""
-        with self._beside_compute(), torch_threads(self.threads):
+        with self._beside_compute(), torch_threads(self.threads), Activity(f"{split} is being evaluated"):
             return self.task.evaluate(self.parts, split, whole)
 
     def of_process(self) -> dict[str, int]:

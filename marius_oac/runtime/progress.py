@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from marius_oac.runtime.console import NOTICES, escaped, is_terminal, say, shows_colours
+from marius_oac.runtime.standstill import Activity
 
 FIRST_SECONDS = 2.0  # work that ends sooner is not shown
 LINE_SECONDS = 10.0  # plain lines come no faster than that
@@ -25,8 +26,9 @@ def make_bar(unit: str, total: int | None, **options: Any) -> tqdm | None:
     return tqdm(unit=unit, total=total, file=NOTICES, dynamic_ncols=True, leave=False, colour=colour, **options)
 
 
-class Progress:
-    """Counts finished units of work and shows them on standard error. Use it as a context manager.
+class Progress(Activity):
+    """Counts finished units of work and shows them on standard error. Use it as a context manager; in its
+    block each call of `add` says that the work gets on (`standstill`).
 
     Args:
         what: the work ("reading train.tsv").
@@ -36,7 +38,8 @@ class Progress:
     """
 
     def __init__(self, what: str, unit: str, total: int | None = None, shown: bool = True) -> None:
-        self._what, self._unit, self._total, self._done = what, unit, total, 0
+        super().__init__(what)
+        self._unit, self._total, self._done = unit, total, 0
         self._next_line = time.monotonic() + FIRST_SECONDS if shown else math.inf
         self._said = False
         bar = {"desc": what, "unit_scale": True, "delay": FIRST_SECONDS}
@@ -45,6 +48,7 @@ class Progress:
     def add(self, amount: int) -> None:
         """Counts `amount` more units as done."""
         self._done += amount
+        self.moved()
         if self._bar is not None:
             self._bar.update(amount)
         elif time.monotonic() >= self._next_line:
@@ -52,14 +56,18 @@ class Progress:
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def _say(self, end: str) -> None:
-        of = f" of {self._total:,}" if self._total else ""
-        say(f"{self._what}: {self._done:,}{of} {self._unit}{end}")
+        say(f"{self.what}: {self._counted()}{end}")
         self._said = True
 
-    def __enter__(self) -> Progress:
-        return self
+    def _counted(self) -> str:
+        return f"{self._done:,}{f' of {self._total:,}' if self._total else ''} {self._unit}"
+
+    def told(self) -> str:
+        """See `Activity.told`."""
+        return f"{self.what} stands at {self._counted()}"
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
         if self._bar is not None:
             self._bar.close()
         elif self._said and error is None:

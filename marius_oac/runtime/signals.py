@@ -169,6 +169,11 @@ _polite: Requests | None = None
 """Of the `stop_on_interrupt` that the main thread is in."""
 
 
+def in_command() -> bool:
+    """Whether this process is a command, which may do with signals as it likes."""
+    return _process is not None
+
+
 @contextmanager
 def stopped_by_signals() -> Iterator[Requests]:
     """Within the block, which is all that a command does, signals stop it as the head of this module says. Yields the
@@ -203,9 +208,12 @@ def stopped_by_signals() -> Iterator[Requests]:
 
 
 @contextmanager
-def stop_on_interrupt(request_stop: Callable[[], None]) -> Iterator[Requests]:
+def stop_on_interrupt(
+    request_stop: Callable[[], None], waits_for: Callable[[], str] = lambda: ""
+) -> Iterator[Requests]:
     """Within the block the first request calls `request_stop`; a second one raises StopSignal, and so does the first
-    in an inner block that is `stopped_at_once`. Yields the requests made so far.
+    in an inner block that is `stopped_at_once`. Yields the requests made so far. `waits_for` says which work it
+    is that the first one waits for.
 
     Outside the main thread signals can't be caught, and nothing is changed.
     """
@@ -221,8 +229,9 @@ def stop_on_interrupt(request_stop: Callable[[], None]) -> Iterator[Requests]:
             requests.stop(number)
         elif count:
             request_stop()
+            held = f" ({what})" if (what := waits_for()) else ""
             with suppress(OSError):  # sys.stderr may be in use
-                os.write(2, b"\nstopping after the batches in flight; again to stop at once\n")
+                os.write(2, f"\nstopping after the batches in flight{held}; again to stop at once\n".encode())
 
     before, _polite = _polite, requests
     try:

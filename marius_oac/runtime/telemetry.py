@@ -13,10 +13,11 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.files.atomic import disk_errors
+from marius_oac.runtime.standstill import Activity
 
 
 class Telemetry(Closable):
@@ -102,27 +103,32 @@ class NoTelemetry(Telemetry):
         """See `Telemetry.record`."""
 
 
-class Stage:
+class Stage(Activity):
     """Times one stage of one batch, from when it is made; see `Telemetry.stage`."""
 
-    __slots__ = ("_telemetry", "_name", "_batch_index", "_begin")
+    __slots__ = ("_telemetry", "_name", "_batch_index")
 
     def __init__(self, telemetry: Telemetry, name: str, batch_index: int):
         self._telemetry, self._name, self._batch_index = telemetry, name, batch_index
-        self._begin = time.perf_counter()
-
-    def __enter__(self) -> Stage:
-        return self
+        self.since = time.perf_counter()
 
     def began(self, at: float) -> None:
         """Excludes the time before `at`, a value of `time.perf_counter`, as waiting."""
-        self._begin = max(self._begin, at)
+        self.since = max(self.since, at)
 
-    def __exit__(self, *_: object) -> None:
-        self._telemetry.record(self._name, self._batch_index, self._begin, time.perf_counter())
+    def told(self) -> str:
+        """See `Activity.told`."""
+        return f"stage {self._name} holds batch {self._batch_index:,}"
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        self._telemetry.record(self._name, self._batch_index, self.since, time.perf_counter())
 
 
 class _Nothing(Stage):
+    def __enter__(self) -> Self:
+        return self
+
     def began(self, at: float) -> None: ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...

@@ -32,6 +32,7 @@ from marius_oac.runs.task import Task
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link
+from marius_oac.runtime.standstill import watched
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training import local, products
 from marius_oac.training.node_task import agreed_task, part_of
@@ -97,7 +98,8 @@ def _train(
         scaling.serve(run, loop)
 
     try:
-        local.run_task(task, folder, trace, None, prepare)
+        with watched(task.config.stall_after):
+            local.run_task(task, folder, trace, None, prepare)
     except (Closed, NodeLost):  # another thread, or another node after an error that reached this one too
         if task.failure is None or isinstance(task.failure, Closed):
             raise

@@ -31,6 +31,7 @@ from marius_oac.runs.tracking.trackers import check_trackers, tracking
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.resuming import resume_command
 from marius_oac.runtime.signals import signal_behind
+from marius_oac.runtime.standstill import watched
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training import products
 from marius_oac.training.precision import check_precision
@@ -90,7 +91,7 @@ def train(
     path = Path(out) if out else Path("runs") / entry_of(config).default_name(config)
     RunFolder.check_new(path)
     code_to_train(config)
-    with ahead.compiling(kernel_groups(config)):
+    with watched(config.stall_after), ahead.compiling(kernel_groups(config)):
         task = start_task(config)
         library, notes = products.chosen(task.config)
         task.config = task.config.with_products(library)
@@ -137,6 +138,7 @@ def resume(
         config = places.changed(with_data(folder.config.replace(*overrides), data))
         config = products.kept(config, folder.config)
         config = code_to_resume(config, folder.path, trust)
+        stack.enter_context(watched(config.stall_after))
         log = log_of(folder, places)
         task = entry_of(config).resume(config, log, data)
         folder.check_resumable(config, task.fingerprint)

@@ -12,6 +12,7 @@ from marius_oac.evaluation.quality import Quality
 from marius_oac.runs.compare import Comparison, compare
 from marius_oac.runs.export import export
 from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runtime.standstill import watched
 from marius_oac.tasks.registry import entry_of
 from marius_oac.tasks.trained import Question
 
@@ -32,8 +33,9 @@ def evaluate_run(
     Raises:
         InputError: files for a run on a graph; see also the classes' `evaluate`.
     """
-    trained = entry_of(RunFolder.open(path).config).trained
-    with trained.open(path, checkpoint, data_path=data_path, trust=trust) as model:
+    config = RunFolder.open(path).config
+    trained = entry_of(config).trained
+    with watched(config.stall_after), trained.open(path, checkpoint, data_path=data_path, trust=trust) as model:
         return model.evaluate(data, overrides)
 
 
@@ -61,7 +63,7 @@ def predict_run(
     trained = entry_of(config).trained
     if not trained.understands(question):
         raise InputError(config.how_to_ask, path)
-    with trained.open(path, checkpoint, data_path=data_path, trust=trust) as model:
+    with watched(config.stall_after), trained.open(path, checkpoint, data_path=data_path, trust=trust) as model:
         return model.answer(question)
 
 

@@ -1,7 +1,8 @@
 """Sweeps over what can happen to files: `python -m tests.chaos [crash|faults|flips|resealed] [--budget S] [--seed N]`.
 
 Each sweep runs cases in child processes until it has none left, or its share of the time is over, and prints what was
-wrong in each that went wrong; a table of numbers comes last. Exit code 1 if anything was lost, hung, or raised.
+wrong in each that went wrong; a table of numbers comes last. Exit code 1 if anything was lost, hung, or raised; 2 if a
+sweep has run no case.
 """
 
 import argparse
@@ -58,6 +59,9 @@ def main(argv=None) -> int:
                 given = syscall_faults.environment(Path(folder)) if name == "faults" else {}
                 tallies.append(run_cases(SWEEPS[name], args.seed, Path(folder), *rest, given))
     print(HEAD, *(tally.row() for tally in tallies), sep="\n")
+    if empty := [tally.of for tally in tallies if not tally.cases]:
+        print(f"no case of {', '.join(empty)} was run: the budget is too small, or --first too large", file=sys.stderr)
+        return 2
     return 1 if any(tally.faults for tally in tallies) else 0
 
 

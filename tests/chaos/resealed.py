@@ -212,7 +212,7 @@ def main(argv=None) -> int:
             if outcome.fault or args.verbose:
                 print(outcome, flush=True)
     print(f"{done} cases, {faults} faults, {time.monotonic() - began:.0f} s")
-    return 1 if faults else 0
+    return 1 if faults else 0 if done else 2
 
 
 if __name__ == "__main__":

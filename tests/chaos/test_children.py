@@ -69,3 +69,9 @@ def test_the_table_comes_last(monkeypatch, capsys, fault, code):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("| crash_states | 1 |") and lines[-1].startswith("| flips | 1 |")
     assert (code == 1) == lines[0].startswith("seed 3: --only 'memory' --first 7")
+
+
+@pytest.mark.parametrize("budget", ["0.001", "-1"])
+def test_a_budget_that_leaves_a_sweep_without_cases_is_an_error(budget, capsys):
+    assert sweeps.main(["crash", "resealed", "--budget", budget]) == 2
+    assert "no case of crash_states, resealed was run" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from marius_oac.errors import NodeLost
 from marius_oac.nodes.launch import agent, agent_signals
 from marius_oac.nodes.launch.agent import LocalProcesses, run
 from marius_oac.nodes.launch.agent_signals import AgentSignals
@@ -237,3 +238,13 @@ def test_a_guard_hears_with_the_secret_that_its_launcher_is_there():
     """The launcher may be stopped right after it has sent the secret."""
     said = f"import os, sys; sys.exit(os.read(0, 99)[: len({SAID!r})] != {SAID!r})"
     assert start([("a", [sys.executable, "-S", "-c", said])], "secret", 3600.0) == 0
+
+
+@pytest.mark.parametrize(("number", "kills", "named"), [(9, (3, 4), True), (9, (3, 3), False), (11, (3, 4), False)])
+def test_a_process_that_the_kernel_has_killed_for_memory_is_told(monkeypatch, untouched, number, kills, named):
+    told = iter(kills)
+    monkeypatch.setattr(agent, "memory_kills", lambda: next(told))
+    dies = f"import os; os.kill(os.getpid(), {number})"
+    with pytest.raises(NodeLost, match=f"was ended by {signal.Signals(number).name}") as caught:
+        run(LocalProcesses(["-c", dies], ["a"], "secret"))
+    assert ("the memory that its control group may use was used up" in str(caught.value)) == named

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from marius_oac import open_run, resume, train
-from marius_oac.errors import ConfigError, Interrupted
+from marius_oac.errors import ConfigError, InputError, Interrupted
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from tests.disk import PAGE, bits, budget, clicks_config, days, graph_config, page_files, share
 from tests.graphs import NODES, jitter, workers
@@ -333,3 +333,22 @@ def test_room_is_looked_for_where_the_pages_go(make, command, tmp_path, monkeypa
     assert code == 0 and re.search(r"^memory plan .* storage\.path\n(.*\n)*?  free .* 1\.00 GiB\n", plan, re.M)
     free |= {str(pages): (needed - 1) << 20, str(run): 1 << 20}
     assert command("resume", run, "--set", "training.epochs=2")[0] == 0
+
+
+@pytest.mark.parametrize(("gone", "how"), [("*.pages", "unlink"), ("*.pages", "replace"), ("pages.json", "unlink")])
+def test_page_files_that_are_gone_end_the_run_at_its_next_checkpoint(make, tmp_path, gone, how):
+    run = tmp_path / "run"
+
+    def probe(stage, batch):
+        if (stage, batch) == ("compute", 70):
+            (path,) = (run / "tables").glob(gone)
+            if how == "replace":
+                shutil.copy(path, path.with_name("copy"))
+                path.with_name("copy").rename(path)
+            else:
+                path.unlink()
+
+    with pytest.raises(InputError, match="was removed or replaced while the run trains") as caught:
+        train(make("graph", share(20), "checkpoint.every_batches=50"), run, probe=probe)
+    assert str(run / "tables") in str(caught.value)
+    assert Checkpoints(run / "checkpoints").names() == ["0000000050"]

@@ -219,6 +219,22 @@ def test_groups(tmp_path, version):
     assert cgroups.headroom(tmp_path / "none", mount) is None
 
 
+@pytest.mark.parametrize(("version", "name"), [(1, "memory.oom_control"), (2, "memory.events")])
+def test_processes_that_the_kernel_has_killed_are_counted(tmp_path, version, name):
+    membership, mount = tmp_path / "cgroup", tmp_path / "fs"
+    root = mount / "memory" if version == 1 else mount
+    (root / "a" / "b").mkdir(parents=True)
+    membership.write_text("5:cpu:/c\n4:memory:/a/b\n" if version == 1 else "0::/a/b\n")
+    assert cgroups.memory_kills(membership, mount) == 0
+    (root / "a" / name).write_text("low 7\noom 3\noom_kill 2\n")
+    assert cgroups.memory_kills(membership, mount) == 2
+    (root / "a" / "b" / name).write_text("oom_kill 1\n")
+    (root / name).write_text("oom_kill not told\n")
+    assert cgroups.memory_kills(membership, mount) == 2
+    (tmp_path / "none").write_text("")
+    assert cgroups.memory_kills(tmp_path / "none", mount) == cgroups.memory_kills(tmp_path / "gone", mount) == 0
+
+
 LAYERS = "encoder.layers=[{kind: sage, neighbors: 5}, {kind: gat}]"
 FEATURES = 256
 PEAKS = {"plain": [], "encoder": [LAYERS, "model.decoder=dot", "training.batch_size=2000"]}

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -248,6 +249,26 @@ def test_an_error_of_a_page_ends_the_server(monkeypatch):
     asking.join()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InputError, match="can't be listened on"):
         PageServer(page, taken.getsockname()[1]).serve(asking.start, lambda: True, 60.0)
+
+
+def test_a_server_that_is_stopped_says_nothing_of_those_who_are_connected(caplog):
+    looks = iter((False, False, False))
+
+    def done():
+        for each in looks:
+            return each
+        raise KeyboardInterrupt
+
+    with ExitStack() as stack:
+
+        def connect():
+            port = int(serving.address.split(":")[2].partition("/")[0])
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+
+        serving = PageServer({}.get)
+        with pytest.raises(KeyboardInterrupt):
+            serving.serve(connect, done, 0.01)
+    assert not caplog.records
 
 
 def _ask_at(address):

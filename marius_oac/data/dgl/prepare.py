@@ -11,8 +11,10 @@ from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, prepa
 from marius_oac.data.prepare.remote import is_address
 from marius_oac.data.prepare.sources import several
 from marius_oac.errors import InputError
+from marius_oac.runtime.standstill import watched
 
 
+@watched()
 def prepare_source(request: PrepareRequest) -> PreparedGraph:
     """Calls `prepare`, or for a source of dgl's (a .bin file, a folder with a `meta.yaml`) its converter.
 

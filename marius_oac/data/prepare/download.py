@@ -26,6 +26,7 @@ from marius_oac.data.prepare.registry import KnownDataset, verify
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.progress import Progress
+from marius_oac.runtime.standstill import Activity
 from marius_oac.types import present
 
 SLOWEST, PATIENCE = 1 << 10, 60.0  # bytes a second that must come, on average in so many seconds
@@ -107,7 +108,7 @@ def download(
             checksum, a server that is too slow, or too little room on the disk.
     """
     called, digest, done = called or url, hashlib.sha256(), 0
-    with new_file(target) as file, _asked(url) as process:
+    with new_file(target) as file, Activity(f"{target.name} is being downloaded"), _asked(url) as process:
         pieces = _pieces(process, patience, called)
         line, _, piece = next(pieces, b"").partition(b"\n")
         about = json.loads(line or "{}")

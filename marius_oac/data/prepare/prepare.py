@@ -32,6 +32,7 @@ from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import sync
 from marius_oac.runtime.files.unfinished import flush_folder, new_part
 from marius_oac.runtime.progress import Progress
+from marius_oac.runtime.standstill import watched
 from marius_oac.types import present
 
 DEFAULT_FRACTION = 0.05
@@ -162,6 +163,7 @@ class PreparedGraph:
         return "\n".join(lines)
 
 
+@watched()
 def prepare(request: PrepareRequest) -> PreparedGraph:
     """Makes a graph folder (see `layout` for its files).
 

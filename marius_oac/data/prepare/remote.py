@@ -21,6 +21,7 @@ from marius_oac.data.prepare.contents import files_in, matching
 from marius_oac.data.prepare.download import MORE_THAN_FREE, PIECE_BYTES, download, new_file, room_for
 from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
+from marius_oac.runtime.standstill import Activity
 
 _ADDRESS = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?:(?P<user>[^/]*)@)?(?P<rest>[^?#]*)(?P<query>.*)", re.IGNORECASE | re.DOTALL
@@ -62,7 +63,7 @@ def fetch_file(address: str, folder: Path) -> Path:
     if _is_web(address):
         download(address, target, called=shown(address))
         return target
-    with new_file(target) as file, _opened(address) as (source, size):
+    with new_file(target) as file, Activity(f"{name} is being fetched"), _opened(address) as (source, size):
         done, most = 0, room_for(size, target, shown(address))
         with Progress(f"fetching {name}", "B", size) as progress:
             while piece := _read(source, address):

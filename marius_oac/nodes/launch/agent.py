@@ -21,7 +21,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +40,8 @@ from marius_oac.nodes.launch.parent import MET, PARENT, SPARE, TOLD, has_told
 from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreProxy
 from marius_oac.nodes.transport.contract import TAKEN, Security
 from marius_oac.runtime.console import logger, say
+from marius_oac.runtime.files.scratch import scratch_folder
+from marius_oac.runtime.machine.cgroups import memory_kills
 from marius_oac.runtime.signals import REMIND_SECONDS, StopSignal
 
 if TYPE_CHECKING:  # torch is imported when its logging is set up
@@ -104,21 +105,21 @@ def run(processes: LocalProcesses) -> int:
     ours = {SECRET_VARIABLE: processes.secret, PARENT: str(os.getpid()), START_VARIABLE: ""}
     # Whoever is slow to start still waits for the others for `timeout`.
     began = time.monotonic() - min(age(), max(0.0, processes.patience - processes.timeout))
-    guard = [os.getppid()] if PARENT in os.environ else []
+    guard, kills = [os.getppid()] if PARENT in os.environ else [], memory_kills()
     with (
-        tempfile.TemporaryDirectory(prefix="marius-oac-") as logs,
-        tempfile.TemporaryDirectory(prefix="marius-oac-") as told,
-        variables(ours | LEFT_TO_US | {TOLD: told}),
+        scratch_folder() as logs,
+        scratch_folder() as told,
+        variables(ours | LEFT_TO_US | {TOLD: str(told)}),
         _sigquit_restored(),
         AgentSignals().handled() as signals,
         store_of(processes, began) as store,
     ):
         meeting = Meeting(
             store, processes.nodes, processes.index, processes.patience, began, processes.timeout,
-            len(processes.names), met=lambda: any(has_told(Path(told), pid, MET) for pid in agent.running()),
+            len(processes.names), met=lambda: any(has_told(told, pid, MET) for pid in agent.running()),
         )  # fmt: skip
-        about = (processes.command, processes.address, processes.restarts, SAVING, processes.timeout, logs)
-        spared = partial(_spared, processes, Path(told))
+        about = (processes.command, processes.address, processes.restarts, SAVING, processes.timeout, str(logs))
+        spared = partial(_spared, processes, told)
         agent = Agent(meeting, signals, *about, exit_code_of, spared)
         try:
             with frozen_end(lambda: [*guard, *agent.running()], processes.timeout):
@@ -133,7 +134,7 @@ def run(processes: LocalProcesses) -> int:
             raise _first_lost(processes, error) from error
         finally:
             signals.ended()
-        return _explain(processes, failures, Path(logs)) if failures else 0
+        return _explain(processes, failures, logs, kills) if failures else 0
 
 
 def _first_lost(processes: LocalProcesses, error: DistError) -> NodeLost:
@@ -277,14 +278,16 @@ def listen(host: str, port: int, patience: float) -> TCPStore:
         raise InputError(f"can't listen there: {why}", endpoint(host, port)) from None
 
 
-def _explain(processes: LocalProcesses, failures: Mapping[int, ProcessFailure], logs: Path) -> int:
-    """Reports the failure that ended the run; returns the exit code."""
+def _explain(processes: LocalProcesses, failures: Mapping[int, ProcessFailure], logs: Path, kills: int) -> int:
+    """Reports the failure that ended the run; returns the exit code. `kills` is what `memory_kills` was before."""
     codes = {each.local_rank: each.exitcode for each in failures.values()}
     ended = exit_code_of(list(codes.values()))
     soonest = min(each.timestamp for each in failures.values())
     for each in failures.values() if ended is None else ():  # later ones were killed because they did not stop
         if each.exitcode < 0 and each.exitcode not in _ASKED and each.timestamp <= soonest + 1:
             how = signal.Signals(-each.exitcode).name
+            if each.exitcode == -signal.SIGKILL and memory_kills() > kills:
+                how += ": the memory that its control group may use was used up (memory.max)"
             raise NodeLost(processes.names[each.local_rank], f"process {each.pid} was ended by {how}")
     for local, code in codes.items():
         # LOST: it ended because of another one. 2: all have found the same mistake, and the first has reported it.

@@ -49,6 +49,7 @@ from marius_oac.runtime.files.untrusted import (
     read_bounded,
 )
 from marius_oac.runtime.files.untrusted_arrays import map_npy
+from marius_oac.runtime.standstill import Activity
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 from marius_oac.storage.saved import REFERRING_PARTS, referring_table
 from marius_oac.storage.snapshots import PARTS, RowArray, SavedTable
@@ -320,7 +321,7 @@ def _write_table(
 
     Block after block: coroutines measured worse (`benchmarks/disk`).
     """
-    with ExitStack() as stack:
+    with Activity(f"checkpoint {name_of(batch_index)} is at table {store.name!r}") as activity, ExitStack() as stack:
         try:
             snapshot = store.snapshot()
         except FloatingPointError as error:
@@ -333,4 +334,5 @@ def _write_table(
             _check_rows(store.name, parts, batch_index)
             for part, writer in writers.items():
                 writer.write(parts[part])
+            activity.moved()
         return {writer.path.name: writer.finish() for writer in writers.values()}, snapshot.about

@@ -47,6 +47,7 @@ from marius_oac.runtime.files.atomic import (
     write_atomically,
 )
 from marius_oac.runtime.files.untrusted import parse_sealed, read_if_there
+from marius_oac.runtime.standstill import Activity
 from marius_oac.storage.backing import Backing
 from marius_oac.storage.contract import ParameterStore, backing_of
 from marius_oac.storage.saved import REFERENCES
@@ -211,7 +212,7 @@ class Checkpoints:
         """
         path, origin = self.folder / name_of(batch_index), self.origin.model_copy(update={"alike": alike})
         temporary = unfinished(path)
-        with disk_errors(path):
+        with disk_errors(path), Activity(f"checkpoint {path.name} is being saved"):
             make_folder(self.folder)
             self._discard(temporary)
             try:
@@ -236,7 +237,7 @@ class Checkpoints:
 
     def _remove_free(self, names: Sequence[str]) -> None:
         for name in names:
-            with alone_with(self.folder / name / MANIFEST) as free:
+            with Activity(f"checkpoint {name} is being removed"), alone_with(self.folder / name / MANIFEST) as free:
                 if free:
                     self._remove(name)
 

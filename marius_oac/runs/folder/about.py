@@ -36,7 +36,7 @@ VERSION = 3
 ABOUT = "run.json"
 
 MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
-              "metrics", "trackers", "pipeline.in_flight", "pipeline.most_in_flight", "pipeline.workers",
+              "metrics", "trackers", "stall_after", "pipeline.in_flight", "pipeline.most_in_flight", "pipeline.workers",
               "pipeline.link",
               "data.path", "data.train", "compute.products",
               "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive", "keys.capacity",

@@ -103,8 +103,8 @@ class PageServer:
                     writer.write(self._response(head))
                 writer.close()
                 await writer.wait_closed()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # of the other side: it is gone, too slow, or no browser
+        except (OSError, TimeoutError, asyncio.CancelledError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # of the other side: it is gone, too slow, or no browser; or the server ends
         except Exception as error:
             self._error = error
         finally:

@@ -58,6 +58,7 @@ _MOST_FILES = 1024
 _FEWEST_PAGES_A_JOB = 8  # a job costs as much as some pages
 _MOST_THREADS = 32
 _INDIRECT = "{}: this file system has no direct I/O; storage.io is 'buffered' there"
+_GONE = "was removed or replaced while the run trains; without it no checkpoint of the run can be read"
 _NICE = 10  # pages are requested batches ahead, so threads that compute get the cores first
 
 
@@ -294,6 +295,15 @@ class PageFiles(Closable):
             number = errno.EIO if number == page_kernels.SHORT_READ else int(number)
             raise OSError(number, os.strerror(number), name)
         return int(counts[0])
+
+    def check_there(self) -> None:
+        """Raises InputError if a file, or the listing, was removed or replaced since it was opened: nobody could find
+        what is written."""
+        for path, descriptor in zip(self._paths, self._descriptors, strict=True):
+            if not (path.exists() and os.path.samestat(os.stat(path), os.fstat(descriptor))):
+                raise InputError(f"page file: {_GONE}", path)
+        if not (self._folder / LISTING).exists():
+            raise InputError(_GONE, self._folder / LISTING)
 
     def sync(self) -> None:
         """Flushes the files to the disk."""

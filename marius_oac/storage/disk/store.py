@@ -61,6 +61,7 @@ class SsdStore(ParameterStore):
         Without `lasting` files it copies rows."""
         if not self._lasting:
             return super().snapshot()
+        self._tier.files.check_there()
         self.flush()
         if self._tier.not_finite:
             raise FloatingPointError(f"{self._tier.not_finite} hold NaN or infinite numbers")
