@@ -164,8 +164,10 @@ class ClickBatch(BatchData, Generic[Array]):
         numbers: float32 [B, N], the numeric columns.
         labels: float32 [B], 1 for a click; None where clicks are predicted.
         tables: of each table, in the order of the rows; empty until the rows of all keys are known.
+        weights: float32 [B], what each example's loss is multiplied by; None: 1.
     """
 
     numbers: Array
     labels: Array | None = None
     tables: tuple[TableIndices[Array], ...] = ()
+    weights: Array | None = None

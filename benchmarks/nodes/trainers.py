@@ -54,6 +54,7 @@ class Trained:
     digests: SHA-256 of the tables and of the dense parameters, by name.
     summary: what the task says of itself in the end.
     replaced: rows that were patched after they had been pulled, of all batches.
+    predicted: metrics of each epoch's batches, predicted before they were trained on, if the step predicts them.
     """
 
     test: dict[str, float]
@@ -62,6 +63,7 @@ class Trained:
     digests: dict[str, str] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     replaced: int = 0
+    predicted: list[dict[str, float]] = field(default_factory=list)
 
 
 def train_together(config: TaskConfig, trainers: int) -> Trained:
@@ -90,7 +92,7 @@ def train_together(config: TaskConfig, trainers: int) -> Trained:
     examples = sum(result.examples for result in results)
     loss = sum(result.loss * result.examples for result in results) / examples
     replaced = sum(result.replaced for result in results)
-    return Trained(first.test, loss, first.dense, first.digests, first.summary, replaced)
+    return Trained(first.test, loss, first.dense, first.digests, first.summary, replaced, first.predicted)
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,12 @@ class _Outcome:
     dense: dict[str, float]
     digests: dict[str, str] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
+    predicted: list[dict[str, float]] = field(default_factory=list)
 
 
 def _trained(node: ShardedTask) -> _Outcome:
     results: list[BatchResult] = []
+    predicted: list[dict[str, float]] = []
     with Session(node) as session:
         session.report_to(results.append)
         first = 0
@@ -115,9 +119,11 @@ def _trained(node: ShardedTask) -> _Outcome:
             session.pipeline.run(first, last)
             session.parts.segments.end(last == node.schedule.last)
             node.peers.wait()  # until everyone's batches are in the rows
+            predicted.append(session.predicted(first))
             first = last
         digests = node.fingerprints(session.stores) | {"dense": session.dense_fingerprint()}
-        found = _Outcome(results, session.evaluate("test"), node.dense.metrics(), digests, node.summary())
+        dense, summary = node.dense.metrics(), node.summary()
+        found = _Outcome(results, session.evaluate("test"), dense, digests, summary, predicted)
         node.peers.wait()
     return found
 

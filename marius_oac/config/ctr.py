@@ -16,6 +16,7 @@ from marius_oac.config.log_columns import (
     Numeric,
     NumericConfig,
     Sequence,
+    Weight,
     named,
 )
 from marius_oac.config.named_files import MODULE
@@ -64,6 +65,11 @@ class LogConfig(Section):
     )
     columns: tuple[Name, ...] = Field((), description="Column names of text files without a header line.")
     label: Label = Field("label", validate_default=True, description="Label column: its name, or a section.")
+    weight: Weight | None = Field(
+        None,
+        description="Column of the examples' weights: its name, or a section. An example's loss is multiplied by its "
+        "weight before the mean over the batch. Metrics of evaluations count every example once. Default: all weigh 1.",
+    )
     numeric: tuple[Numeric, ...] = Field((), description="Numeric columns: names, or sections.")
     categorical: tuple[Categorical, ...] = Field(
         (), description="Columns of one value per example: names, or sections."
@@ -119,6 +125,13 @@ class LogConfig(Section):
         return len(self.plain_numbers) + len(self.indicators)
 
     @property
+    def unweighted(self) -> LogConfig:
+        """The same for files that are evaluated: their column of weights, if they have it, is left out."""
+        if self.weight is None:
+            return self
+        return self.model_copy(update={"weight": None, "ignored": (*self.ignored, self.weight.column)})
+
+    @property
     def settled(self) -> bool:
         """Whether no setting is left to the first examples."""
         return all(each.settled and self.missing_of(each) != "median" for each in self.numeric)
@@ -147,6 +160,10 @@ class LogConfig(Section):
     def _schema(self) -> LogConfig:
         listed = {key: [each.name for each in getattr(self, key)] for key in _FEATURES} | {"ignored": self.ignored}
         seen = {self.label.column: "label"}
+        if self.weight is not None:
+            if self.weight.column in seen:
+                raise ValueError(f"weight: column '{self.weight.column}' is named here and under data.label")
+            seen[self.weight.column] = "weight"
         for key, names in listed.items():
             for name in names:
                 if name in seen:
@@ -171,6 +188,11 @@ class NetworkConfig(Section):
     batch_norm: Bool = Field(False, description="Whether batch normalisation follows each hidden layer.")
     dropout: Fraction = Field(0.0, description="Dropout probability of hidden units.")
     target: Name | None = Field(None, description="dien, youtubednn: target feature of sequences, such as the item.")
+    auxiliary_loss: NonNegativeFloat = Field(
+        1.0,
+        description="dien: weight of the auxiliary loss, by which each step of a sequence learns to foretell the next "
+        "value. 0: none.",
+    )
     init_scale: PositiveFloat = Field(1e-2, description="Standard deviation of initial embeddings.")
 
 
@@ -197,6 +219,11 @@ class CtrTrainingConfig(Section):
         0.0, description="L2 penalty: adds embedding_l2 / 2 times the sum of squares of a batch's rows to the loss."
     )
     progressive: Bool = Field(False, description="Predict each file before training on it (progressive validation).")
+    progressive_by: Literal["file", "batch"] = Field(
+        "file",
+        description="What a progressive run predicts before training on it. file: a whole file, in a pass of its own. "
+        "batch: each batch, as it is computed; the metrics are those of the batches between two checkpoints.",
+    )
     early_stopping: EarlyStoppingConfig | None = EARLY_STOPPING
 
 
@@ -230,6 +257,8 @@ class CtrConfig(BaseConfig):
     def _combinations(self) -> CtrConfig:
         if self.training.progressive and self.training.epochs > 1:
             raise ValueError("training.epochs: a progressive run passes over each file once")
+        if self.predicts_batches and self.nodes.dispatches:
+            raise ValueError("training.progressive_by: 'batch' is for nodes.mode sync; use file")
         if self.training.early_stopping and not (self.evaluation.every and self.data.valid):
             raise ValueError("training.early_stopping: needs evaluation.every >= 1 and data.valid")
         if self.nodes.parts is not None and self.keys.admit_after > 1:
@@ -245,6 +274,11 @@ class CtrConfig(BaseConfig):
                     f"data: feature '{each.name}' shares the rows of '{each.vocabulary}', which is no feature"
                 )
         return self
+
+    @property
+    def predicts_batches(self) -> bool:
+        """Whether each batch is predicted before it is trained on."""
+        return self.training.progressive and self.training.progressive_by == "batch"
 
     @property
     def train_files(self) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ _NEEDS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("model.norm", "model.decoder", users_of(DECODERS, "norm")),
     ("model.cross_layers", "model.network", ("dcnv2",)),
     ("model.target", "model.network", ("dien", "youtubednn")),
+    ("model.auxiliary_loss", "model.network", ("dien",)),
+    ("training.progressive_by", "training.progressive", (True,)),
     ("training.loss.margin", "training.loss.kind", users_of(LOSSES, "margin")),
     ("training.loss.temperature", "training.loss.kind", users_of(LOSSES, "temperature")),
     ("training.negatives.count", "training.negatives.all", (False,)),

@@ -191,12 +191,24 @@ class LabelConfig(Section):
         return self
 
 
+class WeightConfig(Section):
+    """The column of the examples' weights."""
+
+    column: Name = Field(description="Name of the column: finite numbers, 0 or more, without missing ones.")
+    of: Literal["all", "clicks"] = Field(
+        "all",
+        description="Examples that it weighs. clicks: those with label 1, such as by the time that a video was "
+        "watched; all others count 1.",
+    )
+
+
 def _column(value: Any) -> Any:
     """`label: click` is short for `label: {column: click}`."""
     return {"column": value} if isinstance(value, str) else value
 
 
 Label = Annotated[LabelConfig, BeforeValidator(_column, json_schema_input_type=Name | LabelConfig)]
+Weight = Annotated[WeightConfig, BeforeValidator(_column, json_schema_input_type=Name | WeightConfig)]
 Numeric = Annotated[NumericConfig, BeforeValidator(named, json_schema_input_type=Name | NumericConfig)]
 Categorical = Annotated[CategoricalConfig, BeforeValidator(named, json_schema_input_type=Name | CategoricalConfig)]
 Bag = Annotated[BagConfig, BeforeValidator(named, json_schema_input_type=Name | BagConfig)]

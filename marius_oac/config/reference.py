@@ -39,7 +39,7 @@ TOPICS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("Files and columns", _CTR, ("data.*",)),
     ("Network and keys", _CTR, ("model.*", "keys.*")),
     ("Training and evaluation on a log", _CTR,
-     ("training.epochs", "training.batch_size", "training.progressive", "training.dense_optimizer.*",
+     ("training.epochs", "training.batch_size", "training.progressive*", "training.dense_optimizer.*",
       "training.embedding_l2", "evaluation.*")),
     ("Row optimizer and early stopping", TASKS, ("training.optimizer.*", "training.early_stopping*")),
     ("Batches in flight", TASKS, ("pipeline.*",)),

@@ -208,21 +208,38 @@ def _merged(parts: list[np.ndarray]) -> np.ndarray:
 
 def metrics_of_counts(blocks: Iterator[Counts]) -> dict[str, float]:
     """The metrics of at least one example; see `ClickMetrics.result`. Scores ascend over all blocks."""
-    positives = negatives = doubled_wins = loss = prediction = 0
+    positives = negatives = wins = loss = prediction = 0
     for scores, ones, zeros in blocks:
-        below = np.cumsum(zeros) - zeros  # negatives below, within the block
-        doubled_wins += _dot(ones, 2 * below + zeros) + 2 * negatives * int(ones.sum())
+        wins += doubled_wins(ones, zeros) + 2 * negatives * int(ones.sum())
         values = scores.astype(np.float64)
         clipped = values.clip(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
-        loss += _dot(ones, _units(-np.log(clipped))) + _dot(zeros, _units(-np.log(1 - clipped)))
-        prediction += _dot(ones + zeros, _units(values))
+        loss += _dot(ones, in_units(-np.log(clipped))) + _dot(zeros, in_units(-np.log(1 - clipped)))
+        prediction += _dot(ones + zeros, in_units(values))
         positives, negatives = positives + int(ones.sum()), negatives + int(zeros.sum())
+    return metrics_of_sums(wins, positives, negatives, loss, prediction)
+
+
+def doubled_wins(positives: np.ndarray, negatives: np.ndarray) -> int:
+    """Twice the number of pairs in which the positive example scores above the negative one, where a tie is half a
+    pair; of the numbers of examples by ascending score, int64 [n] each."""
+    below = np.cumsum(negatives) - negatives
+    return _dot(positives, 2 * below + negatives)
+
+
+def metrics_of_sums(wins: int, positives: int, negatives: int, loss: int, prediction: int) -> dict[str, float]:
+    """The metrics of at least one example; see `ClickMetrics.result`.
+
+    Args:
+        wins: of `doubled_wins`.
+        positives, negatives: numbers of examples.
+        loss, prediction: their sums, in multiples of 2**-40.
+    """
     examples = positives + negatives
     log_loss, rate = loss / examples * _UNIT, positives / examples
     both = positives > 0 and negatives > 0
     entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)) if both else math.nan
     return {
-        "auc": doubled_wins / (2 * positives * negatives) if both else math.nan,
+        "auc": wins / (2 * positives * negatives) if both else math.nan,
         "log_loss": log_loss,
         "normalized_entropy": log_loss / entropy,
         "calibration": prediction / positives * _UNIT if positives else math.nan,
@@ -230,7 +247,8 @@ def metrics_of_counts(blocks: Iterator[Counts]) -> dict[str, float]:
     }
 
 
-def _units(values: np.ndarray) -> np.ndarray:
+def in_units(values: np.ndarray) -> np.ndarray:
+    """Values rounded to multiples of 2**-40, int64 [n], whose sums are exact."""
     return np.rint(values / _UNIT).astype(np.int64)
 
 

@@ -38,7 +38,7 @@ class Ledger:
 
     @property
     def maximum_finished(self) -> int:
-        """The MFT (OAC, section 3.1): all batches up to this timestamp are written."""
+        """The MFT (OAC, section 3.3): all batches up to this timestamp are written."""
         return self._mft
 
     def enter(self, batch_index: int) -> int:

@@ -139,7 +139,8 @@ class TrainingLoop:
             while self.position.batch_index < self.schedule.last and not self._out_of_patience():
                 self._stop_if_asked()
                 self._change_trainers()
-                self._before_epoch(progress)
+                if self._at_epoch():
+                    self._before_epoch(progress)
                 self._segment(progress)
                 if self._at_epoch():
                     self._stop_if_asked()
@@ -149,21 +150,20 @@ class TrainingLoop:
 
     def _before_epoch(self, progress: TrainingProgress) -> None:
         """Measures what must be measured before an epoch is trained."""
-        epoch = self._epochs_done()
-        if not self._at_epoch():
-            return
         try:
             with self._stopped_at_once():
-                metrics = self.session.before_epoch(epoch)
+                metrics = self.session.before_epoch(self._epochs_done())
         except Interrupted:
             self._save_where_it_stands()
             raise
-        if metrics is None:
-            return
-        line = {"kind": "evaluation", "split": "progressive", "epoch": epoch, "batch": self.position.batch_index - 1}
-        self.folder.metrics.add(line | metrics)
-        metric = self.config.decisive_metric
-        progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
+        self._add_progressive(metrics, self._epochs_done(), progress)
+
+    def _add_progressive(self, metrics: dict[str, float] | None, epoch: int, progress: TrainingProgress) -> None:
+        if metrics:
+            about = {"kind": "evaluation", "split": "progressive", "epoch": epoch}
+            self.folder.metrics.add({**about, "batch": self.position.batch_index - 1, **metrics})
+            value = f"{self.config.decisive_metric} {metrics[self.config.decisive_metric]:.4f}"
+            progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {value}")
 
     def _stop_if_asked(self) -> None:
         stop = self.peers.any(self.session.pipeline.stop_requested or self.session.parts.segments.stop_requested)
@@ -249,6 +249,7 @@ class TrainingLoop:
         self._check_loss(reached, report)
         examples, loss = segments.trained_outside()
         self._advance(reached, report.totals + Totals(examples=examples, loss=loss))
+        self._add_progressive(self.session.predicted(first), epoch, progress)  # the segment's checkpoint has the line
         if self.config.pipeline.order == "arrival":
             self.folder.order.append(report.computation_order())
         if self._at_epoch():
@@ -316,9 +317,8 @@ class TrainingLoop:
         run = {"training.seconds": self.position.total.seconds} | self.session.of_process()
         line |= totals.metrics() | run | self.session.source.metrics() | self.session.task.summary()
         self.folder.metrics.add(line)
-        loss, rate = totals.mean_loss(), totals.rate()
         name = Painted(f"epoch {epoch + 1} of {len(self.schedule.ends)}:", BOLD)
-        progress.say(name, f" loss {loss:.4f}, {rate:,.0f} examples/s")
+        progress.say(name, f" loss {totals.mean_loss():.4f}, {totals.rate():,.0f} examples/s")
 
     def _of_all(self, totals: Totals) -> Totals:
         """The totals of all processes."""

@@ -151,6 +151,11 @@ class Session(Closable):
         with self._beside_compute(), torch_threads(self.threads):
             return self.task.before_epoch(self.parts, epoch)
 
+    def predicted(self, first: int) -> dict[str, float]:
+        """See `Task.predicted`; of the batches from `first` on, which the metrics name."""
+        metrics = self.task.predicted(self.step, self.task.peers)
+        return {"first": first, **metrics} if metrics else {}
+
     def check_device(self, before: str) -> str:
         """The name of the device on which a run continues that was trained on `before` (empty: unknown).
 

@@ -136,7 +136,7 @@ class RowAccess(ABC):
     def commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
         """Overwrites each row whose timestamp is smaller than `timestamp`. Returns how many rows were not overwritten.
 
-        This is the write rule of OAC (Waleffe and Mohoney, section 3.1, "Parameter Timestamps"): in any order of calls,
+        This is the write rule of OAC (Waleffe and Mohoney, section 3.2, "Parameter Timestamps"): in any order of calls,
         the values of the largest timestamp remain. `values` is float32 [n, width].
         """
         self._check_write(rows, "values", values, timestamp)

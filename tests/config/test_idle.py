@@ -47,6 +47,12 @@ def test_so_it_is_of_click_logs(tmp_path):
         "model.cross_layers does nothing here: model.network is 'deepfm'",
         "nodes.packing does nothing here: the run is on one machine, without --nodes",
     ]
+    idle = config.replace("model.cross_layers=3", "nodes.packing=measured", "model.auxiliary_loss=0.5",
+                          "training.progressive_by=batch")  # fmt: skip
+    assert idle_settings(idle) == [
+        "model.auxiliary_loss does nothing here: model.network is 'deepfm'",
+        "training.progressive_by does nothing here: training.progressive is false",
+    ]
     assert idle_settings(config.replace(f"model.network={network}:Net", "nodes.packing=measured")) == []
 
 

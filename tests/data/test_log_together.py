@@ -321,7 +321,7 @@ def test_texts_and_single_trainers_are_read_alone(logs):
 # ---- bytes
 
 
-def block(rows, checks, generator):
+def block(rows, checks, generator, weighted=False):
     def checks_of(size):
         return generator.integers(0, 9, size, np.uint32) if checks else None
 
@@ -331,13 +331,14 @@ def block(rows, checks, generator):
     return LogBlock(
         generator.random(rows, np.float32), generator.random((rows, 1), np.float32), keys,
         {name: checks_of(rows) for name in keys}, {"tags": bag}, 3,
+        generator.random(rows, np.float32) if weighted else None,
     )  # fmt: skip
 
 
-@given(st.integers(0, 9), st.booleans(), st.integers(0, 99), st.data())
-def test_what_is_unpacked_is_what_was_packed(rows, checks, seed, data):
-    config = ctr_config("x.parquet").data
-    whole = block(9, checks, np.random.default_rng(seed))
+@given(st.integers(0, 9), st.booleans(), st.booleans(), st.integers(0, 99), st.data())
+def test_what_is_unpacked_is_what_was_packed(rows, checks, weighted, seed, data):
+    config = ctr_config("x.parquet", *["data.weight=w"] * weighted).data
+    whole = block(9, checks, np.random.default_rng(seed), weighted)
     chosen = np.sort(np.random.default_rng(seed).permutation(9)[:rows])
     (other, packed) = pack(whole, [np.arange(9), chosen], LentMemory(0))
     assert unpack(other, config).size == 9
@@ -355,7 +356,7 @@ def test_what_is_unpacked_is_what_was_packed(rows, checks, seed, data):
 
 def arrays(block):
     bags = [each for bag in block.bags.values() for each in (bag.keys, bag.checks, bag.offsets)]
-    return [block.labels, block.numbers, *block.keys.values(), *block.checks.values(), *bags]
+    return [block.labels, block.weights, block.numbers, *block.keys.values(), *block.checks.values(), *bags]
 
 
 @pytest.mark.parametrize("place, value", [(0, -1), (0, 2**60), (4, -1), (4, 2**62), (-1, 7)])

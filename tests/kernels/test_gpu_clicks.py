@@ -1,5 +1,7 @@
 """Steps of clicks whose rows the GPU's kernels update: the formulas, and the same bits however places are sorted."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -37,3 +39,15 @@ def test_a_batch_with_its_order_has_the_bits_of_one_that_is_sorted_here(by_kerne
         found.append(given)
     for one, other, before in zip(*found, rows, strict=True):
         assert torch.equal(one, other) and not np.array_equal(one.cpu(), before)
+
+
+def test_epoch_scales_the_rate_of_rows(by_kernels):  # noqa: F811
+    config = configure(training__optimizer__kind="sgd", training__optimizer__decay=0.5)
+    batch, changes = draw("equal", True), []
+    for epoch in (0, 2):
+        step, rows = CtrStep(config, batch.layout, batch.network(), DEVICE, 1), [*map(moved, batch.rows(config))]
+        step.compute(rows, dataclasses.replace(map_arrays(batch.data, moved), epoch=epoch), 0)
+        step.close()
+        changes.append(rows[0].cpu().numpy() - batch.values[0])
+    assert changes[0].any()
+    np.testing.assert_allclose(changes[1], changes[0] / 4, rtol=1e-3, atol=1e-7)

@@ -1,5 +1,7 @@
 """The fused loss and gradient of edges against autograd in float64, which tests/models holds to the formulas."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -194,3 +196,18 @@ def test_relations_that_are_not_sound_show_in_the_loss(by_kernels, rate):  # noq
     loss = step.compute([moved(batch.rows(config))], map_arrays(batch.data, moved), 0)
     step.close()
     assert np.isnan(loss.item()) == (rate == "1e12")
+
+
+def test_epoch_scales_the_rate_of_rows_and_relations(by_kernels):  # noqa: F811
+    config = configure("complex", training__optimizer__kind="sgd", training__optimizer__decay=0.5)
+    batch, changes = draw(config, Shape()), []
+    for epoch in (0, 2):
+        step = LinkPredictionStep(config, len(batch.relations), DEVICE, 1, batch.relations)
+        rows = moved(batch.rows(config))
+        step.compute([rows], replace(map_arrays(batch.data, moved), epoch=epoch), 0)
+        (relations,) = step.dense_state().values()
+        step.close()
+        changes.append((rows.cpu().numpy() - batch.values, relations.cpu().numpy() - batch.relations))
+    for late, early in zip(*reversed(changes), strict=True):
+        assert early.any()
+        np.testing.assert_allclose(late, early / 4, rtol=1e-3, atol=1e-6)

@@ -128,6 +128,18 @@ def test_keys_are_admitted_in_the_order_of_batches_and_trainers(days, tmp_path, 
     assert found.test["auc"] == pytest.approx(alone.summary["test.auc"], abs=0.03)
 
 
+@pytest.mark.parametrize("parts", [4, None])
+def test_batches_are_predicted_by_all_trainers_together(days, parts):
+    """With virtual parts they have the same bits on any number of trainers, and so have the metrics."""
+    config = clicks(days, "training.progressive_by=batch", f"nodes.parts={parts or 'null'}", "data.shuffle=0")
+    one, two = (train_together(config, count) for count in (1, 2))
+    assert len(one.predicted) == len(two.predicted) == 3
+    for mine, theirs in zip(one.predicted, two.predicted, strict=True):
+        assert mine["examples"] == theirs["examples"] == 300
+        assert mine == theirs if parts else theirs == pytest.approx(mine, rel=0.02)
+    assert one.predicted[-1]["auc"] > 0.5
+
+
 @pytest.mark.parametrize("nodes", [2, slow(3)])
 def test_keys_are_dropped_as_on_one_box(days, tmp_path, nodes):
     config = clicks(days)

@@ -21,6 +21,7 @@ UNORDERED = {
 }
 """Operations whose results CUDA adds up in any order, by the notes of `torch.use_deterministic_algorithms`."""
 IN_ORDER = {
+    "cumsum": {"clicks, DIEN"},  # of integers
     "index_add": {"clicks, DLRM"},  # the gradient of picking each pair once: nothing is added to anything
     "scatter_reduce": {each for each in CASES if "GAT" in each},  # a maximum, which has no order
 }

@@ -1,6 +1,7 @@
 """Click logs on the same road: the same bits in every mode, checkpoints, days, what is found and what is predicted."""
 
 import ast
+import dataclasses
 import json
 import os
 import signal
@@ -11,17 +12,23 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import marius_oac
 from marius_oac import Config, TrainedClickModel, open_run, resume, train
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.errors import CheckpointError, InputError, Interrupted
+from marius_oac.evaluation.binary_metrics import ClickMetrics
+from marius_oac.evaluation.progressive import merged
+from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.metrics import progressive_means
 from marius_oac.tasks.ctr.build import make_ctr_network, row_layout, tables_of
+from marius_oac.tasks.ctr.progressive import PredictingStep
 from marius_oac.training.trained import compare_runs, export_run
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import jitter, workers
+from tests.models.ctr.step_batches import configure, draw
 from tests.run_folders import each_with_one_of, says, story
 from tests.training.test_precision import needs_bfloat16
 
@@ -176,6 +183,126 @@ def test_the_millions_of_a_day_are_told_apart(days, tmp_path, monkeypatch):
         if line.get("split") == "progressive":
             assert [each["examples"] for each in line["millions"]] == [64, line["examples"] - 64]
             assert all(0 <= each["auc"] <= 1 for each in line["millions"])
+
+
+def test_a_weighted_run_is_evaluated_without_its_weights(days, tmp_path, command):
+    """Clicks of weight 3 have the bits of clicks that were watched for 3 minutes; files to evaluate need no weights,
+    and may have any."""
+
+    def with_column(name, day, values, column="w"):
+        table = pq.read_table(day)
+        pq.write_table(table.append_column(column, [values(table["label"].to_numpy())]), tmp_path / name)
+        return tmp_path / name
+
+    three = with_column("three.parquet", days[0], lambda labels: np.where(labels == 1, 3.0, 1.0))
+    watched = with_column("watched.parquet", days[0], lambda labels: np.where(labels == 1, 3.0, 77.0))
+    train(ctr_config(three, "data.weight=w", test=days[1]), tmp_path / "all")
+    odd = with_column("odd.parquet", days[1], lambda labels: labels * -5.0)
+    train(ctr_config(watched, "data.weight={column: w, of: clicks}", test=odd), tmp_path / "clicks")
+    train(ctr_config(days[0], test=days[1]), tmp_path / "none")
+    assert bits(tmp_path / "all") == bits(tmp_path / "clicks") != bits(tmp_path / "none")
+    tests = [
+        {name: value for name, value in open_run(tmp_path / run).summary.items() if name.startswith("test.")}
+        for run in ("all", "clicks", "none")
+    ]
+    assert tests[0] == tests[1] and tests[0]["test.calibration"] > 1.1 * tests[2]["test.calibration"]
+    code, out, _ = command("eval", tmp_path / "all", "--data", days[2])
+    assert code == 0 and any("auc" in line for line in out)
+    code, _, err = command("resume", tmp_path / "all", "--data", days[2])
+    assert code == 2 and says(err, "day_02.parquet: there is no column 'w', which the schema names")
+
+
+def progressive_lines(path):
+    return [line for line in RunFolder.open(path).metrics.lines() if line.get("split") == "progressive"]
+
+
+@pytest.fixture
+def forward(monkeypatch):
+    """Labels and probabilities of the forward passes of training, whose networks have no dropout and no batch norm."""
+    seen, real = [], CtrStep._logits
+
+    def logits(self, inputs):
+        found = real(self, inputs)
+        if self._network.training:
+            seen.append(torch.sigmoid(found).detach().numpy().copy())
+        return found
+
+    monkeypatch.setattr(CtrStep, "_logits", logits)
+    return seen
+
+
+BY_BATCH = ("training.epochs=1", "training.progressive=true", "training.progressive_by=batch")
+
+
+@pytest.mark.parametrize("network", ["deepfm", "dien"])
+def test_a_batch_is_predicted_with_what_it_is_trained_from(days, tmp_path, forward, network):
+    """The metrics of the batches between two checkpoints are those of training's own forward passes."""
+    config = ctr_config(days[:2], *BY_BATCH, "checkpoint.every_batches=2", network=network)
+    train(config, tmp_path / "run")
+    labels = [pq.read_table(day)["label"].to_numpy().astype(np.float32) for day in days[:2]]
+    cuts = [np.split(each, range(32, len(each), 32)) for each in labels]
+    labels, lines, first = [batch for day in cuts for batch in day], progressive_lines(tmp_path / "run"), 0
+    assert [(line["epoch"], line["first"], line["batch"]) for line in lines] == [
+        (0, 0, 1), (0, 2, 2), (1, 3, 3), (1, 4, 5), (1, 6, 6)]  # fmt: skip
+    for line in lines:
+        with ClickMetrics() as exact:
+            for number in range(first, line["batch"] + 1):
+                exact.add(labels[number], forward[number])
+            wanted = exact.result()
+        assert line["first"] == first and line["examples"] == wanted["examples"]
+        for name in ("auc", "log_loss", "normalized_entropy", "calibration"):
+            assert line[name] == pytest.approx(wanted[name], rel=1e-5, abs=4e-3 * (name == "auc"))  # of few pairs
+        first = line["batch"] + 1
+    assert first == len(labels) == len(forward)
+    summary = open_run(tmp_path / "run").summary
+    assert summary["progressive.examples"] == sum(map(len, labels))
+    loss = sum(line["log_loss"] * line["examples"] for line in lines) / summary["progressive.examples"]
+    assert summary["progressive.log_loss"] == pytest.approx(loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("network", ["deepfm", "dien"])
+def test_predicting_batches_changes_no_bit_of_training(days, tmp_path, network):
+    noisy = ("training.epochs=1", "model.batch_norm=true", "model.dropout=0.3")
+    for name, how in (("off", ()), ("file", BY_BATCH[1:2]), ("batch", BY_BATCH[1:])):
+        train(ctr_config(days[:2], *noisy, *how, network=network), tmp_path / name)
+    assert bits(tmp_path / "off") == bits(tmp_path / "file") == bits(tmp_path / "batch")
+    file, batch = (progressive_lines(tmp_path / name) for name in ("file", "batch"))
+    assert [line["examples"] for line in file] == [line["examples"] for line in batch]
+    assert file[1]["log_loss"] != batch[1]["log_loss"], "a file is predicted by one model, batches by those between"
+
+
+def test_a_run_that_predicts_batches_tells_all_of_them_once_whatever_stops_it(days, tmp_path):
+    config = ctr_config(days[:3], *BY_BATCH, "checkpoint.every_batches=2")
+    train(config, tmp_path / "whole")
+
+    def probe(stage, batch_index):
+        if (stage, batch_index) == ("compute", 5):
+            raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        train(config, tmp_path / "run", probe=probe)
+    resume(tmp_path / "run")
+    assert story(tmp_path / "run") == story(tmp_path / "whole")
+
+
+def test_tensors_of_a_device_are_taken_over_now_and_then(monkeypatch):
+    """The last ones when they are asked for; an example that is another trainer's does not count."""
+    monkeypatch.setattr("marius_oac.tasks.ctr.progressive._KEPT", 3)
+    config, found = configure(), []
+    for tensors in (False, True):
+        batches = [draw("mixed", seed=seed) for seed in range(5)]
+        batches[3].data = dataclasses.replace(batches[3].data, share=0.0)
+        step = PredictingStep(config, batches[0].layout, batches[0].network(), torch.device("cpu"), 1)
+        rows = batches[0].rows(config)
+        rows = [torch.from_numpy(each) for each in rows] if tensors else rows
+        for timestamp, batch in enumerate(batches):
+            step.compute(rows, batch.tensors() if tensors else batch.data, timestamp)
+        assert len(step._waiting) == tensors
+        found.append(merged([step.predicted()]))
+        assert not step._waiting and merged([step.predicted()]) == {}
+        step.close()
+    assert found[0]["examples"] == found[1]["examples"] == 44
+    assert found[1] == pytest.approx(found[0], rel=1e-2)
 
 
 def test_a_progressive_run_takes_days_in_order(tmp_path, command):

@@ -156,6 +156,17 @@ def test_early_stopping_stops_and_leaves_the_best(graph, tmp_path, monkeypatch):
     assert open_run(tmp_path / "run").summary["training.epochs"] == 5
 
 
+@pytest.mark.parametrize("min_delta, values", [(0.0, [0.4, 0.5, 0.5, 0.5]), (0.25, [0.25, 0.5, 0.5, 0.5])])
+def test_an_equal_score_is_no_better(graph, tmp_path, monkeypatch, min_delta, values):
+    """Nor is one that is better by `min_delta` and no more; the numbers of the second case are exact."""
+    evaluating(monkeypatch, [*values, 0.9])
+    stopping = f"training.early_stopping={{patience: 2, min_delta: {min_delta}}}"
+    run = train(tiny_config(graph, "training.epochs=9", stopping), tmp_path / "run")
+    best = 2 if min_delta == 0 else 1
+    assert run.summary["training.best_epoch"] == best and run.summary["training.epochs"] == best + 2
+    assert run.summary["valid.filtered.mrr"] == values[best - 1]
+
+
 def test_a_finished_run_is_left_as_it_is(finished, capsys):
     before = contents(finished)
     capsys.readouterr()

@@ -161,7 +161,9 @@ class LogPlanner:
         named = zip(self._feature_tables, keys, strict=True)
         distinct = [DistinctKeys.of(table.name, *each.asked, self._pool) for table, each in named]
         ids = [table.find(*each.asked) for table, each in zip(self._key_tables, distinct, strict=True)]
-        data = ClickBatch(epoch=number, share=float(part), numbers=examples.numbers, labels=examples.labels)
+        data = ClickBatch(
+            epoch=number, share=float(part), numbers=examples.numbers, labels=examples.labels, weights=examples.weights
+        )
         plan = LogPlan(batch_index, (), data, stop - skip if part else 0, keys, distinct, ids, file)
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 

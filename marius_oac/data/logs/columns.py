@@ -23,7 +23,7 @@ from marius_oac.config.ctr import LogConfig
 from marius_oac.config.log_columns import LIST, BagConfig, CategoricalConfig, SequenceConfig
 from marius_oac.data.logs.fingerprints import MISSING, fingerprints, hexadecimals, integers
 from marius_oac.data.logs.labels import labels_of
-from marius_oac.data.logs.numbers import numbers_of
+from marius_oac.data.logs.numbers import numbers_of, weights_of
 from marius_oac.data.logs.place import Place, place_of
 from marius_oac.data.logs.schema import TIME_HINT, is_number, is_text, plain
 from marius_oac.data.logs.splitting import cut_bags, split_lists, split_texts, trimmed
@@ -79,6 +79,7 @@ class LogBlock:
         checks: uint32 [n] of each single-valued feature; None: keys are no fingerprints.
         bags: of each multi-valued feature and sequence, at most `max_values` values per example.
         cut: how many values were cut off by that limit in the whole block that was read.
+        weights: float32 [n], finite and not negative; None: there is no such column, or labels were not read.
     """
 
     labels: np.ndarray | None
@@ -87,6 +88,7 @@ class LogBlock:
     checks: dict[str, np.ndarray | None] = field(default_factory=dict)
     bags: dict[str, Bag] = field(default_factory=dict)
     cut: int = 0
+    weights: np.ndarray | None = None
 
     @property
     def size(self) -> int:
@@ -109,6 +111,7 @@ class LogBlock:
             {name: None if checks is None else checks[which] for name, checks in self.checks.items()},
             {name: chosen(bag) for name, bag in self.bags.items()},
             self.cut,
+            None if self.weights is None else self.weights[which],
         )
 
     @staticmethod
@@ -124,6 +127,7 @@ class LogBlock:
             {name: _join([part.checks[name] for part in parts]) for name in first.checks},
             {name: _join_bags([part.bags[name] for part in parts]) for name in first.bags},
             sum(part.cut for part in parts),
+            _join([part.weights for part in parts]),
         )
 
 
@@ -148,12 +152,13 @@ def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: P
         path, rows: the file, and each row's number in it, from 0, int64 [n], for messages.
 
     Raises:
-        InputError: as `labels_of` and `numbers_of`; a value of an integer or hex feature is no such number, or is
-            -2**63, which is reserved for MISSING.
+        InputError: as `labels_of`, `weights_of` and `numbers_of`; a value of an integer or hex feature is no such
+            number, or is -2**63, which is reserved for MISSING.
     """
     place = place_of(path, rows, config)
     label = config.label
     labels = labels_of(batch.column(label.column), label, place) if with_labels else None
+    weights = None if labels is None or config.weight is None else weights_of(batch, labels, config, place)
     numbers, buckets = numbers_of(batch, config, place)
     keys: dict[str, np.ndarray] = {}
     checks: dict[str, np.ndarray | None] = {}
@@ -166,7 +171,7 @@ def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: P
         cut += dropped
     for name, numbered in buckets.items():
         keys[name], checks[name] = numbered, None
-    return LogBlock(labels, numbers, keys, checks, bags, cut)
+    return LogBlock(labels, numbers, keys, checks, bags, cut, weights)
 
 
 def kind_of(kind: pa.DataType, feature: CategoricalConfig) -> str:

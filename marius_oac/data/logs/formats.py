@@ -125,6 +125,8 @@ class TextLog:
         config = self._config
         types = {config.label.column: read_as()}
         types |= {each.name: arrow_type(each) for each in config.numeric if numbers}
+        if config.weight is not None:
+            types[config.weight.column] = pa.float64()
         if self._blanks:
             text = single_blanks(text)
         if text[:3].tobytes() == BYTE_ORDER_MARK:  # inside a file it is part of a value, and Arrow would drop it
@@ -190,6 +192,8 @@ class SvmLog:
     format = "libsvm"
 
     def __init__(self, path: Path, config: LogConfig):
+        if config.weight is not None:
+            raise InputError("a libsvm file has no column of weights", "data.weight")
         if config.numeric or config.sequences or bool(config.categorical) == bool(config.multi_valued):
             raise InputError("a libsvm file has categorical features, or one that is multi-valued", "data")
         if len(config.multi_valued) > 1:

@@ -58,6 +58,24 @@ def numbers_of(batch: pa.RecordBatch, config: LogConfig, place: Place) -> tuple[
     return numbers, buckets
 
 
+def weights_of(batch: pa.RecordBatch, labels: np.ndarray, config: LogConfig, place: Place) -> np.ndarray:
+    """The weights of a batch's examples, float32 [n], whose labels are given.
+
+    Raises:
+        InputError: a weight is missing, negative or beyond 32-bit floats.
+    """
+    found = present(config.weight)
+    values = floats(batch.column(found.column), NumericConfig(name=found.column), pa.float64(), config, place)
+    with np.errstate(over="ignore"):
+        weights = values.astype(np.float32)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if wrong.size:
+        value = values[wrong[0]]
+        said = "is missing" if np.isnan(value) else f"is {value:g}, not a number from 0 to 3.4e+38"
+        raise place.wrong(int(wrong[0]), f"the weight in column '{found.column}' {said}")
+    return weights if found.of == "all" else np.where(labels == 1, weights, np.float32(1))
+
+
 def floats(column: pa.Array, each: NumericConfig, kind: pa.DataType, config: LogConfig, place: Place) -> np.ndarray:
     """A column's numbers as floats of type `kind`, [n], NaN for missing ones.
 

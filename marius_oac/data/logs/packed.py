@@ -4,7 +4,7 @@
               whether it has checks; for each of M bags and sequences how many values it has, and whether these have
               checks
     int64     keys of each single-valued feature [n], offsets of each bag [n + 1], keys of each bag [v]
-    float32   numbers [n, N], labels [n]
+    float32   numbers [n, N], labels [n], weights [n] if examples have some
     uint32    checks of each single-valued feature [n], and of each bag [v], that has some, up to a multiple of 8 bytes
 
 Features are in the order of the configuration.
@@ -44,7 +44,8 @@ def _bytes(block: LogBlock, size: int, bags: Sequence[Bag]) -> int:
     """Of so many examples with these bags; a multiple of 8, so that the next one's begin at one."""
     wide = 2 + len(block.keys) * (1 + size) + sum(2 + bag.offsets.size + bag.keys.size for bag in bags)
     checks = sum(each is not None for each in block.checks.values())
-    narrow = size * (1 + block.numbers.shape[1] + checks) + sum(bag.keys.size for bag in bags if bag.checks is not None)
+    single = 1 + (block.weights is not None) + block.numbers.shape[1] + checks
+    narrow = size * single + sum(bag.keys.size for bag in bags if bag.checks is not None)
     return 8 * (wide + (narrow + 1) // 2)
 
 
@@ -59,7 +60,9 @@ def _write(space: _Space, block: LogBlock, chosen: np.ndarray, bags: Sequence[Ba
         space.take(np.int64, each.size)[:] = each
     numbers = space.take(np.float32, width * size).reshape(size, width)
     np.take(block.numbers, chosen, axis=0, out=numbers, mode="clip")
-    np.take(present(block.labels), chosen, out=space.take(np.float32, size), mode="clip")
+    for column in (present(block.labels), block.weights):
+        if column is not None:
+            np.take(column, chosen, out=space.take(np.float32, size), mode="clip")
     for checks in block.checks.values():
         if checks is not None:
             np.take(checks, chosen, out=space.take(np.uint32, size), mode="clip")
@@ -87,6 +90,7 @@ def unpack(content: np.ndarray, config: LogConfig) -> LogBlock:
     # Copied, since batches get views of them, and what arrived can't be written to.
     numbers = space.take(np.float32, config.num_numbers * size).reshape(size, config.num_numbers).copy()
     labels = space.take(np.float32, size).copy()
+    weights = space.take(np.float32, size).copy() if config.weight is not None else None
     checks = {name: space.take(np.uint32, size) if has else None for name, has in zip(singles, have, strict=True)}
     bag_checks = [space.take(np.uint32, n) if has else None for n, has in zip(counts, bags_have, strict=True)]
     if space.left not in (0, 4):
@@ -96,7 +100,7 @@ def unpack(content: np.ndarray, config: LogConfig) -> LogBlock:
             raise ValueError("offsets that don't ascend to the number of values")
     found = zip(several, bag_keys, bag_checks, offsets, strict=True)
     bags = {name: Bag(values, check, places) for name, values, check, places in found}
-    return LogBlock(labels, numbers, keys, checks, bags, cut)
+    return LogBlock(labels, numbers, keys, checks, bags, cut, weights)
 
 
 class _Space:

@@ -49,6 +49,8 @@ class ParquetLog:
         self._wanted = check_columns(self.names, config, with_labels, path)
         if with_labels:
             check_label(schema.field(config.label.column), path)
+            if config.weight is not None:
+                check_number(schema.field(config.weight.column), path)
         for numeric in config.numeric:
             check_number(schema.field(numeric.name), path)
         bags = {each.name for each in (*config.multi_valued, *config.sequences)}

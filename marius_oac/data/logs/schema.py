@@ -110,15 +110,15 @@ def check_columns(names: list[str], config: LogConfig, with_labels: bool, path: 
     twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
         raise InputError(f"two columns are named '{twice}'", path)
-    label = config.label.column
-    wanted = [label] if with_labels else []
+    beside = [config.label.column, *([config.weight.column] if config.weight else [])]
+    wanted = beside.copy() if with_labels else []
     wanted += [each.name for each in config.numeric] + [each.name for each in config.keyed()]
     for name in wanted:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names[:10])}"
             raise InputError(f"there is no column '{name}', which the schema names; {hint}", path)
-    known = {label, *wanted, *config.ignored}
+    known = {*beside, *wanted, *config.ignored}
     unknown = [name for name in names if name and name not in known]  # a column without a name can't be listed
     if unknown:
         raise InputError(f"the schema names no column '{unknown[0]}' (data.ignored lists those to leave out)", path)

@@ -43,8 +43,9 @@ from marius_oac.types import present
 class CtrStep(Updated):
     """Loss, gradient, row and dense optimizer of a batch of examples.
 
-    The loss is the mean binary cross-entropy plus embedding_l2 / 2 times the sum of the squares of the batch's rows
-    (including first-order weights). A row counts once, however often it occurs.
+    The loss is the mean binary cross-entropy, that of each example multiplied by its weight, plus embedding_l2 / 2
+    times the sum of the squares of the batch's rows (including first-order weights), plus the network's auxiliary loss,
+    if it has one. A row counts once, however often it occurs.
 
     On the CPU the results of a network's layers are in memory that the next batch reuses. A network that keeps a result
     must copy it.
@@ -110,9 +111,10 @@ class CtrStep(Updated):
         with self._products_on(), torch_threads(1), self._products:
             gathered = self._array_rows.gather(rows, data.tables)
             labels = torch.from_numpy(self._own("labels", present(data.labels)))
+            weights = None if data.weights is None else torch.from_numpy(self._own("weights", data.weights))
             numbers = torch.from_numpy(self._own("numbers", data.numbers))
             with seeded(self._update.seed(self._seed, data, timestamp), self._device):
-                loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
+                loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels, weights)
             loss = self._update.dense(loss, data, timestamp)
         rule, weight = self._update.rows.rule(timestamp, self._update.factor(data)), self._update.penalty
         squares = self._array_rows.update(rows, _as_arrays(gradients), rule, weight)
@@ -123,7 +125,7 @@ class CtrStep(Updated):
     ) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, data.tables)
         with seeded(self._update.seed(self._seed, data, timestamp), self._device):
-            loss, gradients = self._differentiate(gathered, data.numbers, present(data.labels))
+            loss, gradients = self._differentiate(gathered, data.numbers, present(data.labels), data.weights)
         loss = self._update.dense(loss, data, timestamp)
         weight, factor = self._update.penalty, self._update.factor(data)
         squares = self._tensor_rows.update(rows, data.tables, gradients, timestamp, factor, weight)
@@ -187,8 +189,16 @@ class CtrStep(Updated):
         what = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
         raise InputError(f"forward returns {what} for {size} examples; one logit each is needed, float [{size}]", KEY)
 
+    def _auxiliary(self) -> torch.Tensor:
+        """The network's auxiliary loss, which it then has no longer. Raises InputError if it is something else."""
+        found, self._network.auxiliary = present(self._network.auxiliary), None
+        if isinstance(found, torch.Tensor) and found.shape == () and found.is_floating_point():
+            return found
+        what = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise InputError(f"forward sets auxiliary to {what}; a float of no dimensions is needed", KEY)
+
     def _differentiate(
-        self, gathered: Gathered, numbers: torch.Tensor, labels: torch.Tensor
+        self, gathered: Gathered, numbers: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, Gathered]:
         """The loss without penalty, and the gradients of the rows. Those of parameters are stored with these."""
         leaves = gathered._replace(
@@ -196,7 +206,8 @@ class CtrStep(Updated):
             weights=gathered.weights.detach().requires_grad_() if self._weighted else None,
             padded=tuple(sheet.detach().requires_grad_() for sheet in gathered.padded),
         )
-        loss = binary_cross_entropy_with_logits(self._logits(self._inputs(leaves, numbers)), labels)
+        loss = binary_cross_entropy_with_logits(self._logits(self._inputs(leaves, numbers)), labels, weights)
+        loss = loss + self._auxiliary() if self._network.auxiliary is not None else loss
         loss.backward()
         gradients = leaves._replace(
             values=_gradient(leaves.values),

@@ -39,7 +39,8 @@ MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early
               "metrics", "trackers", "stall_after", "pipeline.in_flight", "pipeline.most_in_flight", "pipeline.workers",
               "pipeline.link",
               "data.path", "data.train", "compute.products",
-              "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive", "keys.capacity",
+              "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive",
+              "training.progressive_by", "keys.capacity",
               "storage.memory", "storage.path", "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing",
               "nodes.load", "nodes.mode", "nodes.switch", "nodes.mode_options", "nodes.auto",
               "nodes.dense")  # fmt: skip

@@ -33,6 +33,7 @@ class _Predicted(Described):
     """A progressive evaluation."""
 
     epoch: int
+    batch: int
     examples: Count
     auc: float | None
     log_loss: float | None
@@ -149,7 +150,7 @@ def progressive_means(lines: Iterable[Mapping[str, Any]]) -> dict[str, float | N
     ranked by one model; evaluations without an AUC, whose examples are of one class, are left out of it.
     """
     said = [_Predicted.read(line) for line in lines if line.get("split") == "progressive"]
-    found = {each.epoch: each for each in said if each}.values()  # a resumed run may have one twice
+    found = {(each.epoch, each.batch): each for each in said if each}.values()  # a resumed run may have one twice
     if not found:
         return {}
     means = {f"progressive.{name}": _mean(found, name) for name in ("auc", "log_loss")}
@@ -164,4 +165,5 @@ def _mean(evaluations: Collection[_Predicted], name: str) -> float | None:
 
 def _is_kept(line: Mapping[str, Any] | None, batch_index: int) -> bool:
     """Whether a run that continues with batch `batch_index` keeps this line."""
-    return line is None or line["batch"] < batch_index - (line["kind"] == "evaluation")
+    made_again = line is not None and line["kind"] == "evaluation" and "first" not in line  # of batches, as they came
+    return line is None or line["batch"] < batch_index - made_again

@@ -51,7 +51,7 @@ from marius_oac.runs.sharded.segments import ShardedSegments
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.spread.contract import Part, SpreadRows
 from marius_oac.runs.spread.handover import Handover
-from marius_oac.runs.task import Components, Schedule, Task
+from marius_oac.runs.task import Components, Peers, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.machine.topology import running_kernel
 from marius_oac.runtime.progress import Progress
@@ -70,6 +70,7 @@ class _Built:
     dense: DenseAgreement
     source: RemoteSource
     update: Update
+    step: Step
 
 
 class ShardedTask(Task):
@@ -231,8 +232,9 @@ class ShardedTask(Task):
         dense = self._make_dense(source.sync)
         stack.callback(dense.stop)
         update = Update.elsewhere(dense, self.group.rank)
-        whole, parts = self.make_step(device, threads, update), self.config.nodes.parts
-        stack.callback(whole.close)
+        own, parts = self.make_step(device, threads, update), self.config.nodes.parts
+        stack.callback(own.close)
+        whole = own
         if parts is not None and self.peers.trains:
             tree = cast(TreeReduce, dense)
             whole = PartedStep(whole, tree.begin_batch, RunningStatistics(update.norms, tree.of_all_parts))
@@ -245,7 +247,7 @@ class ShardedTask(Task):
             self.config.nodes, self.group, self.peers, self.crowd, carriers, planner, routed, source, dense,
             update if update.size else None, whole, self.speed_monitor,
         )  # fmt: skip
-        self._built = _Built(dense, source, update)
+        self._built = _Built(dense, source, update, own)
         stores = [table.store for table in tables or ()]
         return Components(routed, stores, step, device, rows.readers(source), segments, source)
 
@@ -324,6 +326,10 @@ class ShardedTask(Task):
         self.rows.before_epoch(epoch)
         self.peers.wait()  # the metrics are those without the rows that all have dropped
         return self._together(parts, lambda among: self.task.before_epoch(parts, epoch, among))
+
+    def predicted(self, step: Step, among: Peers) -> dict[str, float]:
+        """See `Task.predicted`; of the step in `step`."""
+        return self.task.predicted(present(self._built).step, among)
 
     def _together(self, parts: Components, make: Callable[[Sharing], Any]) -> Any:
         with lent_dense(self.peers, self.group, parts.step):

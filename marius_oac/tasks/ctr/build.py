@@ -22,6 +22,7 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable, SharedKeys, shared_by_all
 from marius_oac.storage.sizes import MEMORY_OF_ROWS
+from marius_oac.tasks.ctr.progressive import PredictingStep
 from marius_oac.types import present
 
 _SHARE = 0.8  # of the free memory that rows and keys may take
@@ -122,4 +123,5 @@ def make_ctr_step(
     update: Update | None = None,
 ) -> CtrStep:
     """Makes the step; `update` says what follows from its gradients."""
-    return CtrStep(config, columns_of(config, tables), network, device, threads, update)
+    make = PredictingStep if config.predicts_batches else CtrStep
+    return make(config, columns_of(config, tables), network, device, threads, update)

@@ -50,7 +50,7 @@ def click_step_bytes(config: CtrConfig, tables: Sequence[FeatureTable], weighted
         "fm": 2 * fields,
         "dlrm": sum(model.bottom) + fields + 2 * model.dimension + pairs + mlp,
         "dcnv2": (3 + 2 * model.cross_layers) * width + mlp - hidden,
-        "dien": 17.5 * steps + width + mlp,
+        "dien": 18.5 * steps + width + mlp,
     }.get(model.network, width + mlp)
     predicted = {"lr": 0, "fm": 2 * fields, "dlrm": fields + 3 * pairs, "dien": 6 * steps + width + 2 * hidden}.get(
         model.network, 2 * width + 2 * hidden

@@ -151,7 +151,7 @@ class ClickPredictor:
         """As `files`, of some consecutive blocks of `cut`; `shown`: whether to show the progress."""
         size, total = self._config.evaluation.batch_size, sum(each.examples for each in blocks)
         with (
-            BlockReader(files, self._config.data, with_labels=labelled) as reader,
+            BlockReader(files, self._config.data.unweighted, with_labels=labelled) as reader,
             Progress("predicting", "examples", total, shown) as progress,
         ):
             for each in blocks:

@@ -25,6 +25,7 @@ from marius_oac.data.logs.settle import EXAMPLES, settle
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
+from marius_oac.evaluation.progressive import merged
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
@@ -36,7 +37,7 @@ from marius_oac.runs.segments import LocalSegments
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.keyed import KeyedRows, key_arrays, key_counts, load_key_arrays, shared_by_shard
 from marius_oac.runs.stores import Tables
-from marius_oac.runs.task import Components, Schedule, Task
+from marius_oac.runs.task import Components, Peers, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.contract import ParameterStore, RowLayout
@@ -46,7 +47,8 @@ from marius_oac.tasks.ctr.distinct import DistinctIds
 from marius_oac.tasks.ctr.evaluate import evaluate_files
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
 from marius_oac.tasks.ctr.predict import ClickPredictor
-from marius_oac.types import present
+from marius_oac.tasks.ctr.progressive import PredictingStep
+from marius_oac.types import Step, present
 
 _MOST_FILES, _FEW = 32, 1 << 10  # files to train on, and examples of each, that are read before a run begins
 
@@ -135,12 +137,15 @@ class CtrTask(Task):
         """Raises InputError if the network can't take the features, or the first examples of other files than the first
         can't be read as those of that one."""
         _ = self._network
-        looked_at = [(file, _FEW) for file in self.log.files[1:_MOST_FILES]]
+        data = self.config.data
+        looked_at = [(file, _FEW, data) for file in self.log.files[1:_MOST_FILES]]
         looked_at += [
-            (file, EXAMPLES) for split in (self.files_of("valid"), self.files_of("test")) for file in split[:1]
+            (file, EXAMPLES, data.unweighted)
+            for split in (self.files_of("valid"), self.files_of("test"))
+            for file in split[:1]
         ]
-        for file, rows in looked_at:
-            with BlockReader([file], self.config.data) as reader:
+        for file, rows, schema in looked_at:
+            with BlockReader([file], schema) as reader:
                 reader.lazy_block(0, 0, min(rows, file.rows)).check()
 
     def check_data_from(self, batch_index: int) -> None:
@@ -155,7 +160,7 @@ class CtrTask(Task):
         """The files that a split is evaluated on."""
         if split not in self._splits:
             patterns = getattr(self.config.data, split)
-            self._splits[split] = scan_files(patterns, self.config.data) if patterns else ()
+            self._splits[split] = scan_files(patterns, self.config.data.unweighted) if patterns else ()
         return self._splits[split]
 
     def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:
@@ -228,15 +233,19 @@ class CtrTask(Task):
         return ClickPredictor(self.config, self.features, parts.readers, step, parts.device, distinct)
 
     def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> dict[str, float] | None:
-        """Drops keys that have not been seen for long; in a progressive run predicts the next file and returns the
-        metrics."""
+        """Drops keys that have not been seen for long; in a progressive run by files predicts the next file and returns
+        the metrics."""
         file = self._schedule.first_file(epoch)
         for table in self._tables:
             table.drop_unseen(file)
-        if not self.config.training.progressive:
+        if not self.config.training.progressive or self.config.predicts_batches:
             return None
         metrics = evaluate_files(self.predictor(parts), self.log.files[file : file + 1], True, among)
         return {"file": str(self.log.files[file].path), **metrics}
+
+    def predicted(self, step: Step, among: Peers) -> dict[str, float]:
+        """See `Task.predicted`."""
+        return merged(among.gather(step.predicted())) if isinstance(step, PredictingStep) else {}
 
     def state_arrays(self) -> Mapping[str, np.ndarray]:
         """The keys of each table, as `TABLE.NAME`."""

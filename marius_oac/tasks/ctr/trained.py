@@ -98,7 +98,7 @@ class TrainedClickModel(TrainedRun):
         patterns = getattr(self.config.data, data) if isinstance(data, str) else data
         if not patterns:
             raise InputError(f"the run has no {data} files; name some with --data", f"data.{data}")
-        files = scan_files(patterns, self.config.data)
+        files = scan_files(patterns, self.config.data.unweighted)
         with torch_threads(num_threads(self.config)), self._told(files) as distinct:
             values = evaluate_files(self._task.predictor(self._parts, distinct), files)
         what = data if isinstance(data, str) else ", ".join(data)
@@ -113,7 +113,7 @@ class TrainedClickModel(TrainedRun):
         seen = plane(max(tables, key=len), self.config.seed) if tables else None
         if not patterns:
             return Quality("", 0, plane=seen)
-        files = scan_files(patterns, self.config.data)
+        files = scan_files(patterns, self.config.data.unweighted)
         predictor = self._task.predictor(self._parts)
         blocks = predictor.cut(files)
         before = np.cumsum([0, *(each.examples for each in blocks)])[:-1]

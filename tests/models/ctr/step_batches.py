@@ -176,7 +176,8 @@ class NaiveStep:
         inputs = naive_inputs(batch, values)
         labels = torch.from_numpy(batch.data.labels).double()
         p = torch.sigmoid(self.network(inputs))
-        loss = -(labels * torch.log(p) + (1 - labels) * torch.log(1 - p)).mean()
+        weights = torch.ones(()) if batch.data.weights is None else torch.from_numpy(batch.data.weights).double()
+        loss = -(weights * (labels * torch.log(p) + (1 - labels) * torch.log(1 - p))).mean()
         squares = sum(value.square().sum() for value in values)
         loss = loss + self._config.training.embedding_l2 / 2 * squares
         self._dense.zero_grad()

@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config.ctr import CtrConfig, NetworkConfig
 from marius_oac.errors import ConfigError
+from marius_oac.models.ctr.layers import mask_of
 from marius_oac.models.ctr.network import NETWORKS, make_network
 from marius_oac.models.ctr.schema import Field, Inputs, Schema, SequenceField
 from tests.device import DEVICE
@@ -297,6 +298,68 @@ def test_fields_may_differ_in_dimension(name):
     np.testing.assert_allclose(
         network(inputs).tolist(), [naive(name, network, inputs, b) for b in range(SIZE)], rtol=1e-9
     )
+
+
+def naive_auxiliary(evolution, padded, lengths, draws):
+    """Zhou et al., equation 6, with the mean over the steps of a sequence; and the number of pairs that count."""
+    rows, total, pairs = padded.tolist(), 0.0, 0
+    values = [rows[b][t] for b in range(len(rows)) for t in range(lengths[b])]
+    for b, sequence in enumerate(rows):
+        state, losses = [0.0] * evolution.extractor.dimension, []
+        for t in range(int(lengths[b]) - 1):
+            state = gru(evolution.extractor, sequence[t], state)
+            click, other = sequence[t + 1], values[int(draws[b][t] * len(values))]
+            if click != other:
+                dots = [sum(h * e for h, e in zip(state, each, strict=True)) for each in (click, other)]
+                losses.append(-math.log(sigmoid(dots[0])) - math.log(1 - sigmoid(dots[1])))
+        pairs += len(losses)
+        total += sum(losses) / max(len(losses), 1)
+    return total / len(rows), pairs
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 99), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=5))
+@example(0, [(0, 0), (1, 1)])
+def test_the_auxiliary_loss_number_by_number(seed, lengths):
+    schema = make_schema(2, 1, sequences=(5, 3), target="f0")
+    network = make("dien", schema, auxiliary_loss=0.5).train()
+    inputs = draw_inputs(schema, network, seed, list(zip(*lengths, strict=True)), len(lengths))
+    few = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    for padded, found in inputs.sequences.values():  # items that come again
+        picks = torch.randint(0, 4, padded.shape[:2], generator=torch.Generator().manual_seed(seed + 1))
+        padded[:] = few[picks] * mask_of(padded, found)[:, :, None]
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(seed)
+        draws = [torch.rand(len(lengths), n - 1, dtype=torch.float64).tolist() for n in (5, 3)]
+        torch.default_generator.manual_seed(seed)
+        network(inputs)
+    each = zip(network.evolutions, inputs.sequences.values(), draws, strict=True)
+    expected = [naive_auxiliary(evolution, *sequence, drawn) for evolution, sequence, drawn in each]
+    assert network.auxiliary.item() == pytest.approx(0.5 * sum(loss for loss, _ in expected), rel=1e-9, abs=1e-12)
+    if not any(pairs for _, pairs in expected):
+        assert network.auxiliary.item() == 0
+
+
+def test_there_is_an_auxiliary_loss_in_training_alone_and_if_it_has_weight():
+    schema = make_schema(2, 1, sequences=(5,), target="f0")
+    for training, weight in ((False, 1.0), (True, 0.0)):
+        network = make("dien", schema, auxiliary_loss=weight).train(training)
+        network(draw_inputs(schema, network))
+        assert network.auxiliary is None
+
+
+def test_an_auxiliary_loss_moves_interests_clicks_and_negatives():
+    """And nothing behind the interests: neither attention nor the evolution of interests."""
+    schema = make_schema(2, 1, sequences=(5,), target="f0")
+    network = make("dien", schema).train()
+    inputs = draw_inputs(schema, network, lengths=[[5, 0, 2]])
+    padded, _ = inputs.sequences["s0"]
+    padded.requires_grad_()
+    network(inputs)
+    network.auxiliary.backward()
+    moved = {name for name, each in network.named_parameters() if each.grad is not None and each.grad.any()}
+    assert moved and {name.split(".")[2] for name in moved} == {"extractor"}
+    assert padded.grad[0].any(1).all() and not padded.grad[1].any() and not padded.grad[2, 2:].any()
 
 
 @pytest.mark.device

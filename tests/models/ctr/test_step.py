@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.batches import Jagged
+from marius_oac.errors import InputError
 from marius_oac.models.ctr.rows import TableColumns
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.types import map_arrays
 from tests.device import DEVICE
+from tests.models import naive
 from tests.models.batches import OPTIMIZERS
-from tests.models.ctr.step_batches import CPU, LAYOUTS, NaiveStep, configure, draw
+from tests.models.ctr.step_batches import CPU, LAYOUTS, NaiveStep, SmallNetwork, configure, draw, naive_inputs
 
 LARGE = {"examples": 701, "keys": 3000}
 STEEP = {"training__optimizer__epsilon": 1e-4, "training__dense_optimizer__epsilon": 1e-4}  # tiny gradients divide well
@@ -263,6 +265,58 @@ def test_epoch_scales_the_rate_of_the_network():
     assert any(change.any() for change in changes[0].values())
     for name, change in changes[0].items():
         torch.testing.assert_close(changes[1][name], change / 4, rtol=1e-2, atol=1e-7)
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+def test_weights_multiply_the_losses_of_examples(tensors):
+    """The mean is over all examples, also those of weight 0."""
+    batches = [draw("mixed", seed=seed) for seed in range(2)]
+    for seed, batch in enumerate(batches):
+        weights = np.random.default_rng(seed).choice(np.float32([0, 0.25, 1, 3, 40]), len(batch.data.labels))
+        batch.data = dataclasses.replace(batch.data, weights=weights)
+    check(configure(training__embedding_l2=0.3, **STEEP), batches, tensors)
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+def test_a_networks_auxiliary_loss_is_added(tensors, monkeypatch):
+    """Once: that of a batch is not there any more when the next one sets none."""
+    batch, real, config = draw("equal"), SmallNetwork.forward, configure(**STEEP)
+
+    def forward(self, inputs):
+        if self.training and inputs.numbers[0, 0] == batch.data.numbers[0, 0]:
+            self.auxiliary = 30 * inputs.stacked.square().mean() + self.out.bias.square().sum()
+        return real(self, inputs)
+
+    monkeypatch.setattr(SmallNetwork, "forward", forward)
+    step, rows = batch.step(config), batch.rows(config)
+    given_rows = [torch.from_numpy(each) for each in rows] if tensors else rows
+    values = [torch.tensor(each[:, :6], dtype=torch.float64, requires_grad=True) for each in rows]
+    inputs, network = naive_inputs(batch, values), NaiveStep(config, batch).network
+    auxiliary = 30 * inputs.stacked.square().mean() + network.out.bias.square().sum()
+    logits, labels = real(network, inputs), torch.from_numpy(batch.data.labels).double()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels) + auxiliary
+    loss.backward()
+    wanted = naive.optimize(config.training.optimizer, rows[0], values[0].grad.numpy(), 1)
+    found = step.compute(given_rows, batch.tensors() if tensors else batch.data, 0)
+    assert float(found) == pytest.approx(loss.item(), rel=1e-5)
+    np.testing.assert_allclose(rows[0], wanted, rtol=2e-3, atol=2e-5)
+    other = draw("equal", seed=1)
+    alone = float(step.compute(given_rows, other.tensors() if tensors else other.data, 1))
+    assert alone < 2 < loss.item(), "no auxiliary loss of the batch before"
+    step.close()
+
+
+@pytest.mark.parametrize("what, said", [(torch.zeros(2), r"torch.float32 \[2\]"), (0.5, "float"),
+                                        (torch.zeros((), dtype=torch.int64), r"torch.int64 \[\]")])  # fmt: skip
+def test_an_auxiliary_loss_of_another_kind_is_refused(what, said, monkeypatch):
+    batch, real = draw("equal"), SmallNetwork.forward
+    monkeypatch.setattr(
+        SmallNetwork, "forward", lambda self, inputs: setattr(self, "auxiliary", what) or real(self, inputs)
+    )
+    step = batch.step(config := configure())
+    with pytest.raises(InputError, match=rf"^model.network: forward sets auxiliary to {said}; a float of no dim"):
+        step.compute(batch.rows(config), batch.data, 0)
+    step.close()
 
 
 def test_a_diverged_batch_has_a_loss_that_is_not_finite():

@@ -54,6 +54,17 @@ def test_bags_and_their_gradients_are_those_of_torch(seed, bags, rows, dimension
         assert own.shape == other.shape and torch.allclose(own, other, rtol=1e-6, atol=1e-6)
 
 
+def test_of_equal_numbers_of_a_bag_the_first_is_its_maximum():
+    """Its row gets the gradient, as torch has it."""
+    leaf = torch.tensor([[1.0, 2.0], [1.0, 0.0], [0.0, 2.0]], requires_grad=True)
+    places, offsets = torch.tensor([2, 1, 0, 0, 1]), torch.tensor([0, 3, 5])
+    for by in (pooled, theirs):
+        found = by(leaf, places, offsets, "max", None, -1)
+        (gradient,) = torch.autograd.grad(found, leaf, torch.tensor([[1.0, 10.0], [100.0, 1000.0]]))
+        assert found.tolist() == [[1, 2], [1, 2]]
+        assert gradient.tolist() == [[100, 1000], [1, 0], [0, 10]]
+
+
 @settings(deadline=None, max_examples=50)
 @given(seed=st.integers(0, 1000), rows=st.integers(1, 9), dimension=st.integers(1, 5))
 def test_rows_are_picked_and_their_gradients_summed_in_the_order_of_keys(seed, rows, dimension):

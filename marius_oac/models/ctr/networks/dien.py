@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding, softplus
 
 from marius_oac.config.ctr import NetworkConfig
 from marius_oac.errors import ConfigError
@@ -49,7 +50,6 @@ class InterestEvolution(nn.Module):
 
     Zhou et al., "Deep Interest Evolution Network", AAAI 2019, sections "Interest Extractor Layer" and "Interest
     Evolving Layer": attention is the softmax over a sequence's interests h of h W e, where e is the target's embedding.
-    The auxiliary loss is left out.
     """
 
     def __init__(self, dimension: int, target: int) -> None:
@@ -58,8 +58,8 @@ class InterestEvolution(nn.Module):
         self.evolution = Recurrence(dimension, dimension)
         self.attention = nn.Linear(target, dimension, bias=False)
 
-    def forward(self, padded: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """The last state, float32 [B, D]; zeros if the sequence is empty.
+    def forward(self, padded: Tensor, lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The last state, float32 [B, D], zeros if the sequence is empty; and the interests, float32 [B, L, D].
 
         Args:
             padded: float32 [B, L, D].
@@ -71,11 +71,38 @@ class InterestEvolution(nn.Module):
         scores = torch.bmm(interests, self.attention(target)[:, :, None]).squeeze(2)
         # With -inf the softmax of an empty sequence would be NaN.
         weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(1) * mask
-        return self.evolution(interests, weights)[-1]
+        return self.evolution(interests, weights)[-1], interests
+
+
+def auxiliary_loss(interests: Tensor, padded: Tensor, lengths: Tensor) -> Tensor:
+    """How badly interests h foretell the next values e of their sequences, 0-d.
+
+        - log sigmoid(h_t e_{t+1}) - log(1 - sigmoid(h_t n_{t+1}))
+
+    (Zhou et al., equation 6), averaged over a sequence's steps, then over the batch; the paper sums over the steps. A
+    negative n is a value of the batch's sequences, drawn by torch's random numbers. A pair whose two values have the
+    same row does not count; neither does a sequence of less than two values.
+
+    Args:
+        interests, padded: float32 [B, L, D].
+        lengths: int64 [B].
+    """
+    now, following = interests[:, :-1], padded[:, 1:]
+    ends = lengths.cumsum(0)
+    drawn = torch.rand(following.shape[:2], dtype=torch.float64, device=padded.device)
+    places = (drawn * ends[-1]).long()  # among all values of the batch
+    examples = torch.searchsorted(ends, places, right=True).clamp(max=len(lengths) - 1)  # beyond it if there is none
+    steps = places - (ends - lengths)[examples]
+    # As `embedding`, whose gradient has a fixed order of sums on a GPU, too.
+    negatives = embedding(examples * padded.shape[1] + steps, padded.flatten(0, 1))
+    losses = softplus(-(now * following).sum(2)) + softplus((now * negatives).sum(2))
+    counts = mask_of(padded, lengths)[:, 1:] & (negatives != following).any(2)
+    return ((losses * counts).sum(1) / counts.sum(1).clamp(min=1)).mean()
 
 
 class DIEN(Network):
-    """An MLP over the last states of all sequences, the fields and the numbers."""
+    """An MLP over the last states of all sequences, the fields and the numbers. In training the auxiliary losses of all
+    sequences, times `model.auxiliary_loss`, are added to its loss."""
 
     takes_sequences = True
 
@@ -84,16 +111,17 @@ class DIEN(Network):
         places = [number for number, field in enumerate(schema.fields) if field.name == schema.target]
         if not (schema.sequences and places):
             raise ConfigError("'dien' needs data.sequences, and the field that they lead up to", "model.target")
-        self.target = places[0]
+        self.target, self.auxiliary_weight = places[0], config.auxiliary_loss
         width = schema.fields[self.target].dimension
         self.evolutions = nn.ModuleList(InterestEvolution(each.dimension, width) for each in schema.sequences)
         self.deep = MLP(schema.width + sum(each.dimension for each in schema.sequences), config.hidden, config, 1)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """See `Network.forward`."""
-        target = inputs.fields[self.target]
-        states = [
-            evolution(*inputs.sequences[each.name], target)
-            for each, evolution in zip(self.schema.sequences, self.evolutions, strict=True)
-        ]
+        target, sequences = inputs.fields[self.target], [inputs.sequences[each.name] for each in self.schema.sequences]
+        found = [evolution(*each, target) for each, evolution in zip(sequences, self.evolutions, strict=True)]
+        states, interests = zip(*found, strict=True)
+        if self.training and self.auxiliary_weight:
+            losses = [auxiliary_loss(own, *each) for own, each in zip(interests, sequences, strict=True)]
+            self.auxiliary = self.auxiliary_weight * torch.stack(losses).sum()
         return self.deep(torch.cat((side_by_side(inputs), *states), 1)).squeeze(1)

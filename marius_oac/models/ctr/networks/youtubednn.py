@@ -13,7 +13,7 @@ from marius_oac.models.ctr.schema import Inputs, Schema
 
 class YouTubeDNN(Network):
     """An MLP with one logit over the mean of each sequence, the fields and the numbers (Covington, Adams and Sargin,
-    RecSys 2016, figure 7; weighting by watch time is left out)."""
+    RecSys 2016, figure 7). `data.weight` with `of: clicks` weighs clicks by watch time (section 4.2)."""
 
     takes_sequences = True
 
