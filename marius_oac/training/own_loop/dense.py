@@ -4,9 +4,9 @@ in one line."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet, finalize
 
 import torch
 from torch import nn
@@ -31,17 +31,22 @@ class Dense:
         self._model, self._optimizers = model, optimizers
         self._others: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped
         self._reached, self._warned, self._noted = False, False, {}  # type: bool, bool, dict[int, _Version]
-        self._handle: Any = None
+        self._close: Callable[[], object] = lambda: None
 
     def watch(self) -> None:
-        """Sees each step of an optimizer from now on, until `close`."""
-        if self._handle is None:
-            self._handle = register_optimizer_step_post_hook(self._stepped)
+        """Sees each step of an optimizer from now on, until `close`, or until nobody has this any more."""
+        stepped = WeakMethod(self._stepped)
+
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            there = stepped()
+            if there is not None:
+                there(optimizer)
+
+        self._close = finalize(self, register_optimizer_step_post_hook(hook).remove)
 
     def close(self) -> None:
         """Sees no more."""
-        if self._handle is not None:
-            self._handle.remove()
+        self._close()
 
     def check_known(self) -> None:
         """Raises InputError if an optimizer that the engine does not know updates a parameter that no other one has."""
@@ -84,7 +89,7 @@ class Dense:
         rows = [each for each in self._optimizers if isinstance(each, RowsOptimizer)]
         return [*(each for _, each in self._model.named_parameters()), *_parameters(rows)]
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after each step of any optimizer."""
         if any(optimizer is each for each in self._optimizers):
             if isinstance(optimizer, RowsOptimizer):

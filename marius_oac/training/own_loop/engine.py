@@ -189,10 +189,9 @@ class Engine(Closable):
     def _place(self, opened: OpenBatch) -> None:
         """Makes modules and optimizers have the batch's rows."""
         for served, rows in zip(self._served, opened.rows, strict=True):
-            served.announced.at_hand, served.rows = opened.fed.batch_index, rows
             if served.left is not None:
                 rows.take_over(served.left)
-                served.left = None
+            served.announced.at_hand, served.rows, served.left = opened.fed.batch_index, rows, None
             rows.leaf.register_hook(self._dense.reached)
         for optimizer in self._optimizers:
             optimizer.place()
