@@ -1,11 +1,12 @@
 """The engine in a training loop of your own, in plain torch: what users import, as `import marius_oac.torch as mt`.
 
 `Embedding` and `EmbeddingBag` are modules whose rows belong to keys; `Adagrad`, `Adam` and `SGD` update the rows of the
-batch at hand; `Engine.batches` gives the batches of a loader, with rows of the next ones on their way. See
-docs/own_loop.md.
+batch at hand; `clip_grad_norm_` clips their gradients with those of parameters; `Engine.batches` gives the batches of a
+loader, with rows of the next ones on their way. See docs/own_loop.md.
 """
 
 from marius_oac.training.own_loop.bag_collections import EmbeddingBagCollection
+from marius_oac.training.own_loop.clipping import clip_grad_norm_
 from marius_oac.training.own_loop.converting import convert
 from marius_oac.training.own_loop.direct import Table
 from marius_oac.training.own_loop.engine import Engine
@@ -21,5 +22,6 @@ __all__ = [
     "EmbeddingBagCollection",
     "Engine",
     "Table",
+    "clip_grad_norm_",
     "convert",
 ]

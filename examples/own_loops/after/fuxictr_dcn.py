@@ -62,7 +62,7 @@ def main(folder, workers=0, epochs=1):
     mt.convert(model)
     model.compile("adam", "binary_crossentropy", lr=1e-3)
     rows = mt.Adam(model, lr=1e-3)
-    model.optimizer.register_step_post_hook(lambda *_: rows.step())
+    model.optimizer.register_step_post_hook(lambda *_: (rows.step(), rows.zero_grad()))
     keys = {f"embedding_layer.embedding_layer.embedding_layers.{name}": name for name in COLUMNS}
     with mt.Engine(model, keys, [rows, model.optimizer]) as engine:
         for _ in range(epochs):

@@ -15,6 +15,7 @@ from marius_oac.kernels.cpu import leaves as kernels
 from marius_oac.models.compute.soundness import is_sound
 from marius_oac.storage.keys.distinct import DistinctKeys
 from marius_oac.training.own_loop.key_forms import TEXTS, KeyArray
+from marius_oac.training.own_loop.left import Left
 from marius_oac.types import present
 
 Update = Callable[[np.ndarray, np.ndarray], None]
@@ -27,13 +28,13 @@ class Rule(Protocol):
     """How an optimizer updates rows.
 
     Attributes:
-        only_used: rows that the model has not looked up stay as they are.
+        only_used: rows that the model has not looked up stay as they are. So they do with a weight decay.
     """
 
     only_used: bool
 
-    def updating(self, rate: float, number: int) -> Update:
-        """The update of step `number` of a table, from 1, with a learning rate."""
+    def updating(self, rate: float, number: int, decay: float) -> Update:
+        """The update of step `number` of a table, from 1, with a learning rate and a weight decay."""
 
 
 class NotAnnounced(LookupError):
@@ -45,14 +46,24 @@ class NotAnnounced(LookupError):
 
 
 class _Lease:
-    """Whether the user has a batch. Apart from its rows, whose leaf has a hook: tensors in circles stay until Python
-    looks for circles."""
+    """Whether the user has a batch, and may compute gradients of it. Apart from its rows, whose leaf has a hook:
+    tensors in circles stay until Python looks for circles.
+
+    Attributes:
+        reason: why there may be no gradients; None: there may.
+    """
 
     def __init__(self, number: int, name: str):
-        self.number, self.name, self.ended = number, name, False
+        self.number, self.name, self.ended, self.reason = number, name, False, None  # type: int, str, bool, str | None
+
+    def check_reason(self) -> None:
+        """Raises InputError if there may be no gradients."""
+        if self.reason is not None:
+            raise InputError(self.reason, f"table {self.name!r}")
 
     def check(self, gradient: torch.Tensor) -> None:
         """A hook of the leaf."""
+        self.check_reason()
         if self.ended:
             raise InputError(
                 f"backward reached rows of batch {self.number} of table {self.name!r}, which was handed back when the "
@@ -85,6 +96,9 @@ class Rows:
         leaf: a parameter, float32 [m, dimension], private to the batch.
         local: of each of the batch's keys its place in `leaf`, int64 [n].
         stepped: whether an optimizer has changed the rows.
+        taken: gradients of batches before, which the leaf began with; None: it did not, or they were dropped.
+        added_up: whether a step has used such gradients.
+        shared: several processes update them together.
 
     Args:
         number: of the batch.
@@ -95,6 +109,8 @@ class Rows:
         room: for rows that are updated; no other batch may use it before this one is handed back.
     """
 
+    shared = False
+
     def __init__(
         self, number: int, name: str, dimension: int, rows: np.ndarray, order: np.ndarray, distinct: DistinctKeys,
         local: np.ndarray, room: Room,
@@ -104,13 +120,26 @@ class Rows:
         self._whole: np.ndarray | None = None  # rows with what the optimizer keeps of them, where it has updated them
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
         self._dimension, self._lease, self._used = dimension, _Lease(number, name), np.zeros(len(order), np.bool_)
+        self.taken, self.added_up, self._spent = None, False, (None, 0)  # type: Left | None, bool, tuple[object, int]
         value = np.empty((len(order), dimension), np.float32)
         kernels.gather(rows, order, value)
         self.leaf = torch.from_numpy(value).requires_grad_()
         self.leaf.register_hook(self._lease.check)
 
     def places(self, asked: KeyArray) -> torch.Tensor:
-        """The place of each key in `leaf`, int64 [k]. Raises InputError if the batch does not have a key."""
+        """The place of each key in `leaf`, int64 [k]. Raises NotAnnounced if the batch does not have a key."""
+        places, found = self._find(asked)
+        if not found.all():
+            raise NotAnnounced(int(np.flatnonzero(~found)[0]))
+        return torch.from_numpy(places)
+
+    def put_newest(self, keys: KeyArray, values: np.ndarray, local: np.ndarray) -> None:
+        """Puts the rows that the batch has of k keys into values, float32 [m, dimension], at `local`, int64 [k]."""
+        places, found = self._find(keys)
+        values[local[found]] = self.leaf.detach().numpy()[places[found]]
+
+    def _find(self, asked: KeyArray) -> tuple[np.ndarray, np.ndarray]:
+        """The place of each key in `leaf`, int64 [k], and whether it is there, bool [k]."""
         known = self._distinct
         if self._sorted is None:
             order = np.lexsort((known.keys, known.vocabularies))
@@ -123,9 +152,7 @@ class Rows:
             own, at = own[at < order.size], order[at[at < order.size]]
             same = (known.keys[at] == asked.keys[own]) & (known.checks[at] == asked.checks[own])
             places[own[same]], found[own[same]] = at[same], True
-        if not found.all():
-            raise NotAnnounced(int(np.flatnonzero(~found)[0]))
-        return torch.from_numpy(places)
+        return places, found
 
     def check_leaf(self) -> None:
         """Raises InputError if the leaf has another shape than the rows: kernels look at no bounds."""
@@ -134,7 +161,8 @@ class Rows:
                              f"has become {list(self.leaf.shape)}", f"batch {self.number}")  # fmt: skip
 
     def check_gradient(self) -> None:
-        """Raises DivergedError if the gradient is not finite."""
+        """Raises DivergedError if the gradient is not finite, and InputError if there may be none."""
+        self._lease.check_reason()
         gradients = self._gradient()
         if gradients is not None and not is_sound(gradients, self._dimension, math.inf):
             found = f"the gradient of table {shown(self.name)} is not finite"
@@ -143,6 +171,57 @@ class Rows:
     def use(self, places: torch.Tensor) -> None:
         """Notes that the model has looked up the rows at these places of `leaf`, int64 of any shape."""
         self._used[places.numpy()] = True
+
+    def take_over(self, left: Left) -> None:
+        """Begins with the gradients of batches before, whose keys are the last ones of the batch's."""
+        self._lease.reason = left.reason
+        if left.reason is None:
+            gradients = torch.zeros_like(self.leaf)
+            gradients[self._places_of(left)] = torch.from_numpy(left.gradients)
+            self.leaf.grad = gradients
+        self.taken = left
+
+    def _places_of(self, left: Left) -> torch.Tensor:
+        return self.local[len(self.local) - left.used.size :]
+
+    def spend(self) -> None:
+        """Says that a step has used the gradients that the leaf has."""
+        self._spent = self.leaf.grad, 0 if self.leaf.grad is None else self.leaf.grad._version
+        self.added_up = self.added_up or self.taken is not None
+
+    def clear(self) -> None:
+        """Says that the gradients were dropped, also those of batches before."""
+        self._lease.reason = self.taken = None
+
+    def left(self) -> Left | None:
+        """The gradients that the batch leaves when it is handed back; None: it has none."""
+        gradient, taken, known, number = self.leaf.grad, self.taken, self._distinct, self.number
+        if taken is not None and taken.reason is not None:
+            return taken
+        shape = len(self._order), self._dimension
+        if gradient is None or not shape == self.leaf.shape == gradient.shape:
+            return None
+        if gradient is self._spent[0] and gradient._version == self._spent[1]:
+            return Left.refused(f"rows still have the gradients of batch {number}, which a step has used: call the row "
+                                "optimizer's zero_grad after it (model.zero_grad() does not reach rows)")  # fmt: skip
+        values, used = present(self._gradient()), self._used_rows()
+        if not is_sound(values, self._dimension, math.inf):
+            return Left.refused(f"rows have gradients of batch {number} that are not finite, and no step has used "
+                                "them: call the row optimizer's zero_grad")  # fmt: skip
+        rows = used | values.any(1)
+        if not values.any():
+            return None
+        keys = KeyArray(known.vocabularies[rows], known.keys[rows], known.checks[rows])
+        first, batches = (number, 0) if taken is None else (taken.first, taken.batches)
+        return Left(first, batches + 1, keys, values[rows], used[rows])
+
+    def _used_rows(self) -> np.ndarray:
+        """Whether the model has looked up each row, in this batch or in one whose gradients the leaf has, bool [m]."""
+        if self.taken is None:
+            return self._used
+        used = self._used.copy()
+        used[self._places_of(self.taken).numpy()[self.taken.used]] = True
+        return used
 
     def _gradient(self) -> np.ndarray | None:
         """The gradient that the leaf has, float32 [m, dimension]; None: it has none.
@@ -158,28 +237,30 @@ class Rows:
                              f"{list(self.leaf.shape)}", f"batch {self.number}")  # fmt: skip
         return np.ascontiguousarray((gradient.to_dense() if gradient.is_sparse else gradient).numpy())
 
-    def update(self, by: Rule, rate: float, number: int) -> bool:
+    def update(self, by: Rule, rate: float, number: int, decay: float) -> bool:
         """Updates the rows by the gradient that the leaf has. Returns whether it has one.
 
         Args:
             by: the optimizer's rule.
             rate: the learning rate.
             number: of the table's step, from 1.
+            decay: times a row, added to its gradient.
         """
         gradients = self._gradient()
         if gradients is None:
             return False
-        update, whole = by.updating(rate, number), self._whole
+        update, whole = by.updating(rate, number, decay), self._whole
         with torch.no_grad():
             if whole is None:
                 whole = self._room.of(len(self._order), self._rows.shape[1])
                 kernels.gather_whole(self.leaf.numpy(), self._rows, self._order, whole)
             else:  # it has been updated before in this batch
                 whole[:, : self._dimension] = self.leaf.numpy()
-            if by.only_used and not self._used.all():
-                rows = whole[self._used]
-                update(rows, gradients[self._used])
-                whole[self._used] = rows
+            used = self._used_rows()
+            if (by.only_used or decay) and not used.all():
+                rows = whole[used]
+                update(rows, gradients[used])
+                whole[used] = rows
             else:
                 update(whole, gradients)
             kernels.copy_values(whole, self.leaf.numpy())

@@ -28,6 +28,7 @@ from marius_oac.training.own_loop import generators
 from marius_oac.training.own_loop.drawing import Position
 from marius_oac.training.own_loop.layouts import drop_others, others, part_at
 from marius_oac.training.own_loop.plain import from_plain, to_plain
+from marius_oac.training.own_loop.refusals import rows_elsewhere
 from marius_oac.training.own_loop.sharing import ALONE, Share
 from marius_oac.training.own_loop.tables import Table
 
@@ -75,7 +76,7 @@ def save(
         if not bool(torch.isfinite(parameter).all()):
             raise DivergedError(moment.next_batch - 1, f"parameter {shown(name)} holds NaN or infinite numbers")
     state = {
-        "model": parts.model.state_dict(),
+        "model": _of_model(parts),
         "optimizers": [each.state_dict() for each in parts.optimizers],
         "stateful": [each.state_dict() for each in parts.stateful],
         "generators": generators.to_save(generators.states()),
@@ -90,6 +91,11 @@ def save(
     checkpoints.saved_as(session or checkpoints.origin.session, share.rank, share.size)
     with _alone_in(checkpoints.folder):
         _save(checkpoints, folder, tables, parts, tensors, extra, keep, share, max(moment.next_batch, least), written)
+
+
+def _of_model(parts: Parts) -> dict[str, Any]:
+    with rows_elsewhere():
+        return parts.model.state_dict()
 
 
 @contextmanager
@@ -187,7 +193,7 @@ class HalfLoaded(CheckpointError):
 
 
 def _apply(parts: Parts, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
-    parts.model.load_state_dict(state["model"])
+    parts.model.load_state_dict(state["model"], strict=False)  # `_check` has compared the names; rows follow
     for each, own in zip((*parts.optimizers, *parts.stateful), (*state["optimizers"], *state["stateful"]), strict=True):
         each.load_state_dict(own)
     arrays = checkpoint.arrays()
@@ -218,7 +224,7 @@ def _check(parts: Parts, saved: Mapping[str, Any], model: Mapping[str, Any], sta
         raise CheckpointError(f"has the optimizers {', '.join(saved['optimizers'])}, not {', '.join(_kinds(parts))}")
     if stateful != len(parts.stateful):
         raise CheckpointError(f"has {stateful} objects of `stateful`, not {len(parts.stateful)}")
-    shapes = {name: _shape(value) for name, value in parts.model.state_dict().items()}
+    shapes = {name: _shape(value) for name, value in _of_model(parts).items()}
     for name in sorted({*shapes, *model}):
         if (name in shapes) != (name in model) or shapes[name] != _shape(model[name]):
             there = _shape(model[name]) if name in model else "missing"

@@ -17,20 +17,27 @@ from marius_oac.training.own_loop.announced import Announced
 from marius_oac.training.own_loop.arguments import check_model, check_whole, folder_of, listed
 from marius_oac.training.own_loop.at_hand import Rows
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful
+from marius_oac.training.own_loop.dense import Dense
 from marius_oac.training.own_loop.drawing import Batches, Position
 from marius_oac.training.own_loop.exits import end_at_exit
 from marius_oac.training.own_loop.feeding import KeysOfModules, feedings
 from marius_oac.training.own_loop.home import Home
 from marius_oac.training.own_loop.key_forms import joined
+from marius_oac.training.own_loop.left import Left
 from marius_oac.training.own_loop.loop import CallLoop, Loop
 from marius_oac.training.own_loop.optimizers import RowsOptimizer
 from marius_oac.training.own_loop.pipeline import OpenBatch
 from marius_oac.training.own_loop.planner import Fed
 from marius_oac.training.own_loop.served import Peeked
 from marius_oac.training.own_loop.sharing import share_of
+from marius_oac.training.own_loop.unstepped import Unstepped
 
 _MODES = ("oac", "sync", "async")
 _UNEVEN = ("error", "pad")
+_OVER_SEVERAL = (
+    "rows have gradients of a batch that no step has used: over several processes engine.batches(loader, accumulate=N) "
+    "adds up those of N batches, and the row optimizer's zero_grad drops them"
+)
 _ONE = WorkersConfig(plan=1, read=1, upload=1, download=1, write=1)
 
 
@@ -50,6 +57,7 @@ class Engine(Closable):
 
     Attributes:
         weight: that the loss of the batch at hand counts with: 1, or 0 where the batch is padding.
+        model: that was given.
         tables: of the modules.
         lost: updates that the mode async has lost: rows overwritten that another batch had changed since their reading.
 
@@ -75,6 +83,7 @@ class Engine(Closable):
         self._optimizers = [each for each in optimizers if isinstance(each, RowsOptimizer)]
         self._feedings = feedings(model, keys, optimizers, share)
         self._served, self.tables = zip(*((each.served, each.table) for each in self._feedings), strict=True)
+        self.model, self._dense = model, Dense(model, optimizers)
         self._parts = Parts(self.tables, model, optimizers, stateful)
         self._loop: Loop | None = None
         self._position: Position | None = None  # of a pass that is not at its end
@@ -82,6 +91,7 @@ class Engine(Closable):
         self._failed: BaseException | None = None
         self._closed, self._pid, self.lost, self.weight = False, os.getpid(), 0, 1.0
         self._next = max(table.next_timestamp for table in self.tables)
+        self._unstepped, self._begun = Unstepped(self._served), self._next
         self._home = Home(self.tables)
         if share.size > 1:
             if mode == "async":
@@ -91,6 +101,7 @@ class Engine(Closable):
             self._home = Processes(group, share, self._feedings, in_flight, mode, self._next, self._fail)
         for served, table in zip(self._served, self.tables, strict=True):
             served.table, served.engine, served.first_rows = table, self, None
+        self._dense.watch()
 
     def batches(self, loader: Iterable[Any], accumulate: int = 1, uneven: str = "error") -> Batches:
         """The batches of `loader`, each with its rows in the modules. Asking for the next one hands the last one back.
@@ -120,8 +131,10 @@ class Engine(Closable):
         self._check_usable()
         resumed, self._resumed, self._position = self._resumed, None, None
         self._home.begin(self._next, accumulate, uneven)
-        self._loop = loop = Loop(self._home, self._config, self._next, self._fed, loader, accumulate, resumed,
-                                 uneven == "pad")  # fmt: skip
+        self._begun = self._next
+        self._dense.warn_frozen()
+        self._loop = loop = Loop(self._home, self._config, self._next, self._fed, self._unstepped, loader, accumulate,
+                                 resumed, uneven == "pad")  # fmt: skip
         end_at_exit(loop)
         try:
             for opened in loop.batches():
@@ -154,7 +167,7 @@ class Engine(Closable):
         self._check_usable()
         if self._loop is None:
             self._resumed = self._position = None
-            self._loop = CallLoop(self._home, self._config, self._next, self._fed)
+            self._loop = CallLoop(self._home, self._config, self._next, self._fed, self._unstepped)
             end_at_exit(self._loop)
         loop = self._loop
         if not isinstance(loop, CallLoop):
@@ -168,19 +181,27 @@ class Engine(Closable):
         try:
             yield opened.rows
         finally:
+            for served in self._served:
+                served.clear()
             self._displace()
             loop.give_back()
 
     def _place(self, opened: OpenBatch) -> None:
         """Makes modules and optimizers have the batch's rows."""
         for served, rows in zip(self._served, opened.rows, strict=True):
-            served.announced.at_hand, served.rows = opened.fed.batch_index, rows
+            if served.left is not None:
+                rows.take_over(served.left)
+            served.announced.at_hand, served.rows, served.left = opened.fed.batch_index, rows, None
+            rows.leaf.register_hook(self._dense.reached)
         for optimizer in self._optimizers:
             optimizer.place()
 
     def _displace(self) -> None:
         for served in self._served:
             if served.rows is not None:
+                served.left = served.rows.left()
+                if served.left is not None and served.rows.shared and served.left.reason is None:
+                    served.left = Left.refused(_OVER_SEVERAL)
                 served.rows.close()
                 served.rows = None
         for optimizer in self._optimizers:
@@ -198,8 +219,8 @@ class Engine(Closable):
 
     @contextmanager
     def peek(self, batch: Any) -> Iterator[None]:
-        """Within it modules give a batch's rows without gradients, in training mode, too: rows as of all batches handed
-        back, and initial ones for unseen keys. The batch at hand, if there is one, is there again afterwards.
+        """Within it modules give a batch's rows without gradients, in training mode, too: rows as of all steps so far,
+        and initial ones for unseen keys. The batch at hand, if there is one, is there again afterwards.
 
         Raises:
             InputError: the batch has no such keys, or the engine is of no more use.
@@ -209,9 +230,9 @@ class Engine(Closable):
         peeked = []
         for each in self._feedings:
             where = f"the batch to peek at, table {each.table.name!r}"
-            keys, announced = each.keys([batch], where), Announced()
+            keys, announced = each.keys([batch], where, train=False), Announced()
             announced.add(keys, 0)
-            values, local = each.table.look_up(joined([part.array(where) for part in keys]))
+            values, local = each.served.read(joined([part.array(where) for part in keys]))
             peeked.append(Peeked(torch.from_numpy(values), torch.from_numpy(local), announced))
         before = [served.peeked for served in self._served]
         try:
@@ -249,17 +270,22 @@ class Engine(Closable):
 
         Raises:
             DivergedError: parameters or rows are not finite.
-            InputError: a state holds what is no plain data, or the folder can't be written.
+            InputError: a state holds what is no plain data, an optimizer was not named, gradients of a pass before wait
+                for a step, or the folder can't be written.
         """
         check_whole(keep, "keep", "Engine.save")
         path = folder_of(folder, "Engine.save")
         self._check_usable()
+        self._dense.check_known()
         loop = self._loop
         if loop is not None and any(served.rows is not None and served.rows.stepped for served in self._served):
             self._displace()
             loop.give_back()
         self.wait_until_written()
-        loop = self._loop
+        loop, oldest = self._loop, self._unstepped.oldest
+        if oldest is not None and oldest < self._begun:
+            raise InputError(f"gradients of batch {oldest}, of a pass before, wait for a step, and no checkpoint has "
+                             "gradients: save after the step, or call zero_grad", "Engine.save")  # fmt: skip
         if loop is not None:
             moment = Moment(loop.first_untrained, loop.position())
         else:
@@ -287,6 +313,7 @@ class Engine(Closable):
             raise
         if moment is None:
             return False
+        self._unstepped.forget()
         self._resumed, self._position = moment.position, None
         self._next = moment.next_batch
         for table in self.tables:
@@ -333,6 +360,7 @@ class Engine(Closable):
         self._end_loop()  # again where Ctrl-C came between
         for served in self._served:
             served.engine = None
+        self._dense.close()
         self._home.close()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -37,9 +37,15 @@ class Feeding:
     optimizer: RowsOptimizer
     sources: Sequence[KeySource]
 
-    def keys(self, batches: Sequence[Any], where: str) -> list[Keys]:
-        """The keys in some batches. Raises InputError as `batch_keys`."""
-        return [each for batch in batches for source in self.sources for each in batch_keys(source, batch, where)]
+    def keys(self, batches: Sequence[Any], where: str, train: bool = True) -> list[Keys]:
+        """The keys in some batches, to be trained or to be looked at. Raises InputError as `batch_keys`, or if some of
+        the table's keys are texts and others are integers."""
+        found = [each for batch in batches for source in self.sources for each in batch_keys(source, batch, where)]
+        check = self.table.settle if train else self.table.check_kind
+        for each in found:
+            if each.are_texts is not None:
+                check(each.are_texts, where)
+        return found
 
 
 def feedings(

@@ -54,6 +54,11 @@ class Keys:
         """n."""
         return len(self.texts or ()) if self.flat is None else self.flat.numel()
 
+    @property
+    def are_texts(self) -> bool | None:
+        """Whether they are texts; None: there are none."""
+        return self.flat is None if self.count else None
+
     def key(self, place: int) -> int | str:
         """That number `place`."""
         return (self.texts or ())[place] if self.flat is None else int(self.flat.reshape(-1)[place])

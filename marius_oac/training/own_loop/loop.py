@@ -6,6 +6,9 @@ its own from then on (`beside`), started after the loader's iterator was made, s
 loop ends (the loader's last batch, `break`, an error, Ctrl-C, the interpreter's exit), it drains: batches that were
 handed back are written, those that the user never got change no row. Only an error of a stage aborts, and with that the
 engine is of no more use.
+
+While gradients wait for a step (`unstepped`), one batch at a time is fed to the pipeline. What was fed ahead when they
+were left passes without a change, and is fed again.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,11 +30,13 @@ from marius_oac.runtime.channel import Channel, Closed
 from marius_oac.runtime.telemetry import NoTelemetry
 from marius_oac.training.own_loop.alone import Alone
 from marius_oac.training.own_loop.beside import Beside
-from marius_oac.training.own_loop.drawing import Pass, Position
+from marius_oac.training.own_loop.drawing import Position
 from marius_oac.training.own_loop.hand_over import HandOver
 from marius_oac.training.own_loop.home import Home
 from marius_oac.training.own_loop.pipeline import LoopPipeline, OpenBatch
 from marius_oac.training.own_loop.planner import Fed
+from marius_oac.training.own_loop.supply import Keys, Supply
+from marius_oac.training.own_loop.unstepped import Unstepped
 
 AHEAD = 2
 """Batches that the loader is ahead at least, beside those in flight, where there are threads. At most it is as many
@@ -42,21 +47,14 @@ SAMPLE, WORTH = 4, 5e-4
 handing them from thread to thread takes longer than doing both at once saves."""
 _NO_LAST = 1 << 40
 
-Keys = Callable[[int, int, Sequence[Any]], Fed]
-"""Batches of the loader with their keys; by number, and by how many of the pass there are up to the last of them."""
-
 
 class Loop:
     """A loop in the user's thread.
 
     Args:
-        home: where the rows are that it trains.
         config: mode and batches in flight.
-        first: number of the first batch.
-        fed: finds the keys of some batches; its errors are raised when the first one's turn comes.
-        accumulate: batches of the loader that are one of the pipeline, whose rows are handed back together.
-        resumed: where the pass over the loader begins, if not at its first batch.
-        pad: where other processes have more batches, this one's last one is there again as often.
+        unstepped: gradients that batches leave.
+        home, first, fed, loader, accumulate, resumed, pad: of `Supply`.
 
     Attributes:
         handed_back: how many batches of the pipeline the user has handed back.
@@ -64,35 +62,39 @@ class Loop:
     """
 
     def __init__(
-        self, home: Home, config: PipelineConfig, first: int, fed: Keys, loader: Iterable[Any],
+        self, home: Home, config: PipelineConfig, first: int, fed: Keys, unstepped: Unstepped, loader: Iterable[Any],
         accumulate: int = 1, resumed: Position | None = None, pad: bool = False,
     ):  # fmt: skip
-        self._home = home
-        self._fed, self._in_flight, self._first, self._pid = fed, config.room, first, os.getpid()
-        self._pass, self._pad, self._ended = Pass(loader, resumed, pad), pad, False
-        self._padding = home.most(self._pass.drawn) - self._pass.drawn if pad else 0  # batches of the pass
-        self._padded = 0  # of those in `_drawn`, the last ones
-        self._accumulate, self._drawn = accumulate, []  # type: int, list[Any]
-        self._fed_until = self._trained = self._pass.drawn  # batches of the pass
+        self._home, self._config, self._unstepped, self._pid = home, config, unstepped, os.getpid()
+        self._in_flight, self._first = config.room, first
+        self._supply = Supply(home, first, fed, loader, accumulate, resumed, pad)
+        self._held: deque[Fed] = deque()  # batches that were drawn and not fed
+        self._ahead: deque[Fed] = deque()  # those that were fed and are not with the user yet
+        self._one_by_one = unstepped.waits
+        self._trained = self._supply.drawn  # batches of the pass
         self._at_hand: OpenBatch | None = None
-        self._feed: Channel[Fed] = Channel("feed", 2 * self._in_flight + AHEAD)
-        self._hand_over: HandOver[OpenBatch] = HandOver()
-        self._next, self.handed_back, self._closed, self.lost = first, 0, False, 0
-        self._error: Exception | None = None
-        source, step = home.source(config.mode, self._stop), home.step(self._hand_over)
-        self._pipeline = LoopPipeline(
-            home.planner(self._feed), source, step, config, torch.device("cpu"), NoTelemetry(), self._on_result
-        )
-        self._way: Alone | Beside = Alone(self._pipeline, step, first, _NO_LAST)
-        always = source.look_ahead or home.waits or config.mode == "async"
-        self._threads = True if always else None if config.mode == "oac" else False  # None: not known yet
+        self.handed_back, self.lost = 0, 0
+        self._always = self._lay(first) or home.waits or config.mode == "async"
+        self._threads = True if self._always else None if config.mode == "oac" else False  # None: not known yet
         self._seconds: deque[float] = deque(maxlen=SAMPLE)
         self._owner = threading.current_thread()
+
+    def _lay(self, first: int) -> bool:
+        """Makes the pipeline of the batches from `first` on. Returns whether it needs threads."""
+        feed: Channel[Fed] = Channel("feed", 2 * self._in_flight + AHEAD)
+        hand_over: HandOver[OpenBatch] = HandOver()
+        source, step = self._home.source(self._config.mode, self._stop), self._home.step(hand_over)
+        self._pipeline = LoopPipeline(
+            self._home.planner(feed), source, step, self._config, torch.device("cpu"), NoTelemetry(), self._on_result
+        )
+        self._feed, self._hand_over = feed, hand_over
+        self._way: Alone | Beside = Alone(self._pipeline, step, first, _NO_LAST)
+        return bool(source.look_ahead)
 
     @property
     def next_batch(self) -> int:
         """The number after that of the last batch that was drawn."""
-        return self._next
+        return self._supply.next
 
     @property
     def first_untrained(self) -> int:
@@ -100,11 +102,9 @@ class Loop:
         return self._first + self.handed_back
 
     def position(self) -> Position:
-        """Where the pass over the loader is after the batches that were handed back."""
-        position = self._pass.position(self._trained)
-        if self._pad:  # all processes' passes end together
-            return replace(position, finished=self._ended and self.first_untrained == self._next)
-        return position
+        """Where the pass over the loader is after the batches that were handed back, without those whose gradients wait
+        for a step."""
+        return self._supply.position(self._trained, self.first_untrained)
 
     def _start_threads(self) -> None:
         """Starts the pipeline's threads, if it is time for them. No batch may be with the user."""
@@ -115,6 +115,8 @@ class Loop:
 
     def _pay(self) -> bool:
         """Whether threads gain more than they cost."""
+        if self._one_by_one and not self._always:
+            return False
         if self._threads is not None:
             return self._threads
         return len(self._seconds) == SAMPLE and min(self._seconds, default=1.0) > WORTH
@@ -148,10 +150,10 @@ class Loop:
             self._start_threads()
             self._draw()
             begun = time.perf_counter()
-            batch = self._way.take()
+            batch = self._take()
             if batch is None:
                 break
-            self._at_hand, given = batch, time.perf_counter()
+            given = time.perf_counter()
             yield batch
             back = time.perf_counter()
             self.give_back()
@@ -159,10 +161,17 @@ class Loop:
         try:
             self.end()
         except NodeLost:
-            if self._error is None:
+            if self._supply.error is None:
                 raise  # else all processes have been told of the end, and another one was the first to leave
-        if self._error is not None:
-            raise self._error
+        if self._supply.error is not None:
+            raise self._supply.error
+
+    def _take(self) -> OpenBatch | None:
+        batch = self._way.take()
+        if batch is not None:
+            self._at_hand = batch
+            self._ahead.popleft()
+        return batch
 
     def give_back(self) -> None:
         """Hands the batch that the user has back, if there is one."""
@@ -171,78 +180,45 @@ class Loop:
             for rows in batch.rows:
                 rows.close()
             self._count(batch)
-            self._pass.done(self._trained)
+            self._supply.done(self._trained)
             self._way.give_back()
             self._at_hand = None
+            self._hold_back(any(rows.added_up for rows in batch.rows))
 
     def _count(self, batch: OpenBatch) -> None:
         # Right also where Ctrl-C has it called twice.
-        self.handed_back, self._trained = batch.fed.batch_index + 1 - self._first, batch.fed.until
+        self.handed_back = batch.fed.batch_index + 1 - self._first
+        if not self._unstepped.waits:
+            self._trained = batch.fed.until
+
+    def _hold_back(self, added_up: bool) -> None:
+        """Feeds one batch at a time from now on, if the last one has left gradients that wait for a step. `added_up`:
+        it has used such gradients, so others will be left."""
+        self._one_by_one = self._unstepped.waits or (self._one_by_one and added_up)
+        if self._one_by_one and self._ahead:
+            self._way.end()
+            self._lay(self.first_untrained)
+            self._held.extendleft(reversed(self._ahead))
+            self._ahead.clear()
 
     def _draw(self) -> None:
-        """Draws batches until the loader is far enough ahead, or at its end."""
-        given = self._first + self.handed_back
+        """Draws batches until the loader is far enough ahead, or at its end, and feeds them to the pipeline."""
+        given, supply = self.first_untrained, self._supply
         least = given + 1 if isinstance(self._way, Alone) else given + self._in_flight + AHEAD
-        while not self._closed and self._next < least:
-            try:
-                batches = self._pass.draw(self._accumulate * (given + 2 * self._in_flight + AHEAD - self._next))
-            except Exception as error:  # its turn comes after the batches before it
-                batches, self._error = [], error
-            self._error = self._error or self._pass.error
-            self._drawn += batches
-            padding = self._pad_drawn()
-            units, ended = self._units(not (batches or padding) or self._error is not None)
-            units, self._error = self._home.drawn(units, self._pass.drawn + self._padding, self._error)
-            self._ended = ended and self._error is None
-            try:
-                for unit in units:
-                    self._put(unit)
-            except Closed:  # the pipeline has failed, and says why when it is joined
-                return
-            if ended or self._error is not None:
-                self._close_feed()
-
-    def _pad_drawn(self) -> int:
-        """Repeats the last batch as often as other processes have drawn more. Returns how often."""
-        if not self._pad:
-            return 0
-        drawn = self._pass.drawn + self._padding
-        padding = self._home.most(drawn) - drawn
-        if not padding or self._error is not None:
-            return 0
-        if not self._pass.last:
-            self._error = InputError("there is no batch that could be there again as padding: the loader gave none",
-                                     "Engine.batches")  # fmt: skip
-            return 0
-        self._drawn += self._pass.last * padding
-        self._padding, self._padded = self._padding + padding, self._padded + padding
-        return padding
-
-    def _units(self, ended: bool) -> tuple[list[Fed], bool]:
-        """What was drawn, as batches of the pipeline, without what is too little for one unless the loader is at its
-        end; and whether that, or an error, is the end."""
-        units: list[Fed] = []
-        number, until = self._next, self._fed_until
-        while len(self._drawn) >= self._accumulate or (self._drawn and ended):
-            unit, self._drawn = self._drawn[: self._accumulate], self._drawn[self._accumulate :]
-            padding = max(0, self._padded - len(self._drawn))
-            self._padded -= padding
-            number, until = number + 1, until + len(unit) - padding
-            try:
-                fed = self._fed(number - 1, until, unit)
-                units.append(replace(fed, padding=padding) if padding else fed)
-            except Exception as error:
-                self._error = error
-                return units, True
-        return units, ended
+        while not supply.over and supply.next < least:
+            self._held += supply.draw(given + 2 * self._in_flight + AHEAD - supply.next)
+        one = self._one_by_one or isinstance(self._way, Alone)
+        try:
+            while self._held and not (one and self._ahead):
+                self._put(self._held.popleft())
+        except Closed:  # the pipeline has failed, and says why when it is joined
+            return
+        if supply.over and not self._held:
+            self._feed.close()
 
     def _put(self, unit: Fed) -> None:
-        self._feed.put(unit)
-        self._next, self._fed_until = unit.batch_index + 1, unit.until
-
-    def _close_feed(self) -> None:
-        self._closed = True
-        self._feed.close()
+        self._feed.put(self._unstepped.with_rows(unit))
+        self._ahead.append(unit)
 
     def end(self) -> None:
         """Drains, and waits for the threads. May be called again.
@@ -258,7 +234,7 @@ class Loop:
             try:
                 if self._at_hand is not None and self._at_hand.trained:
                     self._count(self._at_hand)
-                self._close_feed()
+                self._feed.close()
                 self._home.cut(self.first_untrained)
                 self._way.end()
                 break
@@ -283,9 +259,9 @@ class Loop:
 class CallLoop(Loop):
     """A loop whose batches come one at a time by calls of `exchange`, without a loader."""
 
-    def __init__(self, home: Home, config: PipelineConfig, first: int, fed: Keys):
-        super().__init__(home, config, first, fed, ())
-        self._pass.draw(1)  # which finds that it has none
+    def __init__(self, home: Home, config: PipelineConfig, first: int, fed: Keys, unstepped: Unstepped):
+        super().__init__(home, config, first, fed, unstepped, ())
+        self._supply.draw(1)  # which finds that there are none
         self._threads = bool(self._threads)  # nothing is ahead of a batch that they could work on meanwhile
 
     def position(self) -> Position:
@@ -297,8 +273,7 @@ class CallLoop(Loop):
         self._owner = threading.current_thread()
         self._start_threads()
         try:
-            self._put(self._fed(self._next, self._fed_until + 1, [batch]))
+            self._put(self._supply.given(batch))
         except Closed:
             return None
-        self._at_hand = self._way.take()
-        return self._at_hand
+        return self._take()

@@ -48,7 +48,10 @@ class Keyed(Refusals):
 
     Attributes:
         served: its table, and what an engine gives to it; one object for all modules of a table.
+        trains: whether this module trains its rows, as `requires_grad_` has said; None: that was not called, it does.
     """
+
+    trains: bool | None = None
 
     def __init__(
         self, embedding_dim: int, *more: Any, padding_idx: int | str | None = None, std: float | None = None,
@@ -69,7 +72,11 @@ class Keyed(Refusals):
         check_real(1.0 if std is None else std, "std", kind)
         if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int | str)):
             raise InputError(f"padding_idx must be a key, not {shown(padding_idx)}", type(self).__name__)
-        self.dimension, self.padding_idx = embedding_dim, padding_idx
+        self.dimension, self.padding_idx, self._std_given = (
+            embedding_dim,
+            padding_idx,
+            std is not None or shares is not None,
+        )
         if shares is None:
             place = storage(memory, path, type(self).__name__)
             self.served = Served(embedding_dim, 1.0 if std is None else std, seed or 0, capacity, place)
@@ -104,6 +111,14 @@ class Keyed(Refusals):
         """The rows of the batch at hand."""
         return self.served.rows
 
+    def __len__(self) -> int:
+        """The number of keys that have a row in this process, those of batches that were drawn ahead among them."""
+        first = self.served.first_rows
+        return len(self.table) if self.table is not None else 0 if first is None else len(first)
+
+    def __bool__(self) -> bool:
+        return True  # also where there is no row yet
+
     def extra_repr(self) -> str:
         """The dimension."""
         return str(self.dimension)
@@ -116,6 +131,7 @@ class Keyed(Refusals):
         if table is None:
             raise InputError("no engine serves this module yet: make one, with it in `keys`", type(self).__name__)
         where = f"table {table.name!r}"
+        self._check_kind(keys, table, where)
         if served.peeked is not None:
             found = served.peeked.find(keys)
             if found is not None:
@@ -123,7 +139,7 @@ class Keyed(Refusals):
         if not self.training or served.peeked is not None:
             if served.engine is not None:
                 served.engine.wait_until_written()
-            values, local = table.look_up(keys.array(where))
+            values, local = served.read(keys.array(where))
             return keys, torch.from_numpy(values), torch.from_numpy(local)
         rows = served.rows
         if rows is None:
@@ -133,9 +149,20 @@ class Keyed(Refusals):
             )  # fmt: skip
         rows.check_leaf()
         places = self._places(keys, rows, where)
+        if self.trains is False:
+            return keys, rows.leaf.detach(), places
         if torch.is_grad_enabled():
             rows.use(places if self.padding_idx is None else places[~keys.are(self.padding_idx).reshape(-1)])
         return keys, rows.leaf, places
+
+    def _check_kind(self, keys: Keys, table: Table, where: str) -> None:
+        texts, padding = keys.are_texts, self.padding_idx
+        if texts is not None:
+            table.check_kind(texts, where)
+            if padding is not None and isinstance(padding, str) != texts:
+                raise InputError(
+                    f"padding_idx is {shown(padding)}, and keys are {'texts' if texts else 'integers'}", where
+                )
 
     def _places(self, keys: Keys, rows: Rows, where: str) -> torch.Tensor:
         """Of each of n keys the place in the batch at hand, int64 [n]."""

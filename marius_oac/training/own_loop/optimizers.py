@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,8 @@ from marius_oac.training.own_loop.modules import Keyed
 from marius_oac.training.own_loop.served import Served
 
 Given = nn.Module | Iterable[Any]
+_NOT_OF_GROUPS = ("betas", "eps", "momentum", "dampening", "nesterov", "amsgrad", "maximize", "lr_decay",
+                  "initial_accumulator_value")  # fmt: skip
 
 
 def _tables(given: Any) -> list[Served]:
@@ -37,19 +39,23 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     Rows whose batch sees no call of `step` stay as they were.
 
+    With `weight_decay` the gradient of each row that the model has looked up gets that times the row, as in torch's
+    dense optimizers; other rows don't decay.
+
     Attributes:
         kernel: the update, with a learning rate of 1.
         config: its kind and parameters.
         tables: of each group.
-        only_used: rows that the model has not looked up in the batch stay as they are.
+        only_used: rows that the model has not looked up in the batch stay as they are, whatever their gradient.
 
     Args:
-        modules: modules with tables in them, or groups: dictionaries with such modules as `params`, and an `lr`.
+        modules: modules with tables in them, or groups: dictionaries with such modules as `params`, and an `lr` or a
+            `weight_decay`.
     """
 
     only_used = False
 
-    def __init__(self, modules: Given, lr: float, config: OptimizerConfig):
+    def __init__(self, modules: Given, lr: float, weight_decay: float, config: OptimizerConfig):
         whole: list[Any] = (
             [modules] if isinstance(modules, nn.Module) else listed(modules, "modules", type(self).__name__)
         )
@@ -63,9 +69,17 @@ class RowsOptimizer(torch.optim.Optimizer):
         if len({*every}) < len(every):
             raise InputError("a table is in two groups", type(self).__name__)
         self.kernel, self.config = RowOptimizer(config, 1.0), config
-        super().__init__([{**group, "params": []} for group in groups], {"lr": lr})
+        super().__init__([{**group, "params": []} for group in groups], {"lr": lr, "weight_decay": weight_decay})
         for group in self.param_groups:
-            check_rate(group["lr"], type(self).__name__)
+            self._check_group(group)
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        check_rate(group["lr"], type(self).__name__)
+        check_real(group["weight_decay"], "weight_decay", type(self).__name__)
+        for name in _NOT_OF_GROUPS:
+            if name in group:
+                raise InputError(f"a group can't have {name} of its own, but lr and weight_decay: make two optimizers",
+                                 type(self).__name__)  # fmt: skip
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after the optimizer was made: a table's rows have the state of the optimizer that they began with."""
@@ -79,6 +93,9 @@ class RowsOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `state_dict` gave. Raises InputError if it has another number of groups."""
+        if state_dict.get("state"):
+            raise InputError("it is the state of another optimizer: that of rows is in a checkpoint, by engine.save",
+                             f"{type(self).__name__}.load_state_dict")  # fmt: skip
         saved = state_dict["param_groups"]
         if len(saved) != len(self.param_groups):
             raise InputError(
@@ -86,6 +103,12 @@ class RowsOptimizer(torch.optim.Optimizer):
             )
         for group, given in zip(self.param_groups, saved, strict=True):
             group.update({name: copy.deepcopy(value) for name, value in given.items() if name != "params"})
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of rows, also those that batches before have left."""
+        for tables in self.tables:
+            for each in tables:
+                each.clear(set_to_none)
 
     def place(self) -> None:
         """Makes the groups hold the leaves of the batch at hand."""
@@ -115,36 +138,50 @@ class RowsOptimizer(torch.optim.Optimizer):
             rows.check_gradient()
         for rows, group, place in found:
             self._update(rows, group, place)
+            rows.spend()
         return loss
 
     def _update(self, rows: Rows, group: dict[str, Any], place: int) -> None:
         """Updates the rows of the group's table number `place`."""
-        rows.update(self, float(group["lr"]), 1)
+        rows.update(self, float(group["lr"]), 1, float(group["weight_decay"]))
 
-    def updating(self, rate: float, number: int) -> Update:
+    def updating(self, rate: float, number: int, decay: float) -> Update:
         """See `Rule.updating`."""
+        step = self._by(rate, number)
+
+        def update(rows: np.ndarray, gradients: np.ndarray) -> None:
+            step(rows, gradients + np.float32(decay) * rows[:, : gradients.shape[1]])
+
+        return update if decay else step
+
+    def _by(self, rate: float, number: int) -> Update:
+        """`updating` without decay."""
         return partial(self.kernel.update, timestamp=0, factor=rate)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InputError("it can't be copied or pickled: it updates tables, which can't be", type(self).__name__)
 
 
 class Adagrad(RowsOptimizer):
     """torch.optim.Adagrad's update, of a batch's rows alone."""
 
     def __init__(
-        self, modules: Given, lr: float = 1e-2, eps: float = 1e-10, initial_accumulator_value: float = 0.0, **other: Any
-    ):
+        self, modules: Given, lr: float = 1e-2, eps: float = 1e-10, initial_accumulator_value: float = 0.0,
+        weight_decay: float = 0.0, **other: Any
+    ):  # fmt: skip
         check_known(other, "Adagrad")
         check_real(eps, "eps", "Adagrad", above=True)
         check_real(initial_accumulator_value, "initial_accumulator_value", "Adagrad")
         config = OptimizerConfig(kind="adagrad", epsilon=eps, initial_accumulator=initial_accumulator_value)
-        super().__init__(modules, lr, config)
+        super().__init__(modules, lr, weight_decay, config)
 
 
 class SGD(RowsOptimizer):
     """torch.optim.SGD's update without momentum, of a batch's rows alone."""
 
-    def __init__(self, modules: Given, lr: float = 1e-3, **other: Any):
+    def __init__(self, modules: Given, lr: float = 1e-3, weight_decay: float = 0.0, **other: Any):
         check_known(other, "SGD")
-        super().__init__(modules, lr, OptimizerConfig(kind="sgd"))
+        super().__init__(modules, lr, weight_decay, OptimizerConfig(kind="sgd"))
 
 
 class Adam(RowsOptimizer):
@@ -154,13 +191,9 @@ class Adam(RowsOptimizer):
     only_used = True
 
     def __init__(
-        self,
-        modules: Given,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        **other: Any,
-    ):
+        self, modules: Given, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, **other: Any,
+    ):  # fmt: skip
         check_known(other, "Adam")
         check_real(eps, "eps", "Adam", above=True)
         if len(listed(betas, "betas", "Adam")) != 2:
@@ -169,16 +202,17 @@ class Adam(RowsOptimizer):
             if not isinstance(number, int | float) or not 0 <= number < 1:
                 raise InputError(f"betas must be at least 0 and less than 1, not {shown(number)}", "Adam")
         self._betas, self._eps = betas, eps
-        super().__init__(modules, lr, OptimizerConfig(kind="adam", beta1=betas[0], beta2=betas[1], epsilon=eps))
+        config = OptimizerConfig(kind="adam", beta1=betas[0], beta2=betas[1], epsilon=eps)
+        super().__init__(modules, lr, weight_decay, config)
         for group, tables in zip(self.param_groups, self.tables, strict=True):
             group["steps"] = [0] * len(tables)
 
     def _update(self, rows: Rows, group: dict[str, Any], place: int) -> None:
-        if rows.update(self, float(group["lr"]), group["steps"][place] + 1):
+        if rows.update(self, float(group["lr"]), group["steps"][place] + 1, float(group["weight_decay"])):
             group["steps"][place] += 1
 
-    def updating(self, rate: float, number: int) -> Update:
-        """See `Rule.updating`."""
+    def _by(self, rate: float, number: int) -> Update:
+        """See `RowsOptimizer._by`."""
         return partial(self._step, rate=rate, step=number)
 
     def _step(self, rows: np.ndarray, gradients: np.ndarray, rate: float, step: int) -> None:

@@ -1,9 +1,12 @@
 """What torch's modules have and can do, and a module without a tensor of its rows has not and can't: each is refused in
-one line."""
+one line. What has no effect on rows, and may be meant to have one, is a warning."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Self
 
 import torch
@@ -17,12 +20,29 @@ _ABSENT = {
 }
 
 
+_ROWS_ELSEWHERE = ContextVar("rows_elsewhere", default=False)
+
+
+@contextmanager
+def rows_elsewhere() -> Iterator[None]:
+    """Within it a state without rows is no reason for a warning: they are saved, too."""
+    before = _ROWS_ELSEWHERE.set(True)
+    try:
+        yield
+    finally:
+        _ROWS_ELSEWHERE.reset(before)
+
+
 class AbsentError(InputError, AttributeError):
     """An attribute that torch's modules have and this one has not: `hasattr` finds that it has none."""
 
 
 class Refusals(nn.Module):
-    """A module whose rows are in a table."""
+    """A module whose rows are in a table. See `Keyed` for its attributes."""
+
+    served: Any
+    trains: bool | None
+    _std_given: bool
 
     def __getattr__(self, name: str) -> Any:
         if name in _ABSENT:
@@ -60,6 +80,36 @@ class Refusals(nn.Module):
             raise InputError("rows are no part of a state_dict: load it before mt.convert, or leave them out",
                              f"{prefix}weight")  # fmt: skip
         super()._load_from_state_dict(state_dict, prefix, *more)
+        more[2].append(f"{prefix}weight")  # missing keys: all that match are not all that there is
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.served.table is not None and not _ROWS_ELSEWHERE.get():
+            warnings.warn(f"rows of {prefix.removesuffix('.')!r} are no part of a state_dict: engine.save(folder) "
+                          "saves them, with all else", stacklevel=2)  # fmt: skip
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """None: rows are no parameters."""
+        if recurse:
+            warnings.warn(f"{type(self).__name__} has no parameters, its rows are in a table: mt.Adagrad(module) "
+                          "trains them, module.requires_grad_(False) freezes them", stacklevel=2)  # fmt: skip
+        return super().parameters(recurse)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Self:
+        """Calls `fn`, which can't set the values of rows."""
+        if not self._std_given:
+            warnings.warn(f"{type(self).__name__}.apply can't set rows, which are made as keys come: their standard "
+                          "deviation is 1, or that of `std=`", stacklevel=2)  # fmt: skip
+        return super().apply(fn)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Says whether rows are trained by this module."""
+        self.trains = requires_grad
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of its rows."""
+        self.served.clear(set_to_none)
 
     def _refused(self, reason: str) -> InputError:
         return InputError(reason, type(self).__name__)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from marius_oac.config.sections import StorageConfig
 from marius_oac.training.own_loop.announced import Announced
 from marius_oac.training.own_loop.at_hand import Rows
-from marius_oac.training.own_loop.key_forms import Keys
+from marius_oac.training.own_loop.key_forms import KeyArray, Keys
+from marius_oac.training.own_loop.left import Left
 from marius_oac.training.own_loop.tables import IN_MEMORY, Table
+from marius_oac.types import present
 
 
 class Reader(Protocol):
@@ -54,6 +57,7 @@ class Served:
         rows: those of the batch at hand.
         announced: tensors of its keys.
         peeked: rows that modules give in their place.
+        left: gradients of batches that were handed back, until the next batch has them; None: there are none.
     """
 
     dimension: int
@@ -67,3 +71,21 @@ class Served:
     rows: Rows | None = None
     announced: Announced = field(default_factory=Announced)
     peeked: Peeked | None = None
+    left: Left | None = None
+
+    def read(self, keys: KeyArray) -> tuple[np.ndarray, np.ndarray]:
+        """`Table.look_up`, with what steps have made of the rows of the batch at hand."""
+        values, local = present(self.table).look_up(keys)
+        if self.rows is not None and self.rows.stepped:
+            self.rows.put_newest(keys, values, local)
+        return values, local
+
+    def clear(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of the batch at hand and of those before, as `zero_grad` does."""
+        self.left, rows = None, self.rows
+        if rows is not None:
+            rows.clear()
+            if set_to_none:
+                rows.leaf.grad = None
+            elif rows.leaf.grad is not None:
+                rows.leaf.grad = torch.zeros_like(rows.leaf)

@@ -84,6 +84,7 @@ class Table:
         next_timestamp: that of the first batch to come: all before it are in the store.
         broken: why no engine may use the rows any more; None: any may.
         elsewhere: looks up rows in several processes, as `look_up`; None: all are here.
+        texts: whether its keys are texts; None: it has had none.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Table:
             self.store = place_of.make(name, 0, initial)
             self._keys = KeyTable(self.store, folder=self._folders[0] if self._folders else None)
         self._admitting = threading.Lock()  # a look-up must not find a key whose row is not in the store yet
-        self.next_timestamp, self.broken = 0, None  # type: int, str | None
+        self.next_timestamp, self.broken, self.texts = 0, None, None  # type: int, str | None, bool | None
         self.elsewhere: Callable[[KeyArray], tuple[np.ndarray, np.ndarray]] | None = None
 
     @property
@@ -137,6 +138,8 @@ class Table:
             self.store.backing.forget()
             self._keys.load(keys)
             self.store.restore(saved)
+        first = np.arange(min(1, len(self._keys)))
+        self.texts = bool(self._keys.index.vocabularies_of(first)[0]) if first.size else None
 
     @property
     def key_table(self) -> KeyTable:
@@ -154,13 +157,25 @@ class Table:
         if self.share != ALONE:
             here = self.share.holds(np.zeros(numbers.size, np.uint16), numbers)
             numbers, values = numbers[here], values[here]
-        count = len(values)
+        count, self.texts = len(values), False
         keys = np.zeros(count, np.uint16), numbers, np.zeros(count, np.uint32)
         with self._disk_errors():
             self._keys.admit(*keys, np.full(count, -1), distinct=True)
             for block in self.store.blocks():
                 block.rows[:, : self.dimension] = values[block.first_row : block.first_row + len(block.rows)]
                 self.store.load(block.first_row, block.timestamps, block.rows)
+
+    def check_kind(self, texts: bool, where: str) -> None:
+        """Raises InputError if the table's keys are integers and these are texts, or the other way around."""
+        if self.texts not in (None, texts):
+            own, these = ("texts", "integers") if self.texts else ("integers", "texts")
+            raise InputError(f"keys are {these}, and those of the table so far are {own}: 7 and '7' are two keys, so "
+                             "give all in one form", where)  # fmt: skip
+
+    def settle(self, texts: bool, where: str) -> None:
+        """Says that keys which get rows are texts, or integers: all must be. Raises InputError as `check_kind`."""
+        self.check_kind(texts, where)
+        self.texts = texts
 
     def find(self, distinct: DistinctKeys) -> np.ndarray:
         """The row of each key, int64 [m]; -1: it has none yet."""

@@ -103,6 +103,7 @@ def test_rows_are_told_apart_by_all_their_bits(count):
         for batch in engine.batches([{"item": torch.arange(count)}, {"item": torch.arange(count).flip(0)}]):
             (loop.items(batch["item"]) * batch["item"][:, None]).sum().backward()
             loop.rows.step()
+            loop.rows.zero_grad()
         assert loop.table(count)[:, 0].tolist() == [-2 * key for key in range(count)]
 
 

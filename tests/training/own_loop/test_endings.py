@@ -132,6 +132,7 @@ def test_a_gradient_that_is_not_finite_changes_no_row_and_ends_the_loop_like_an_
                     loop.rows.step()
                 loop.train(batch)
         assert torch.equal(loop.table(), after(5))
+        loop.rows.zero_grad()
         for batch in engine.batches(batches[5:]):
             loop.train(batch)
     assert torch.equal(loop.table(), after(30))

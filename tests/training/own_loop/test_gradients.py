@@ -118,6 +118,7 @@ def test_adam_leaves_rows_as_they_are_that_the_model_has_not_looked_up():
             loop.rows.step()
             changed = (rows != loop.rows.param_groups[0]["params"][0]).any(1)
             assert changed.tolist() == [True, True, number == 0]
+            loop.rows.zero_grad()
 
 
 def test_adam_counts_the_steps_of_each_table_alone():

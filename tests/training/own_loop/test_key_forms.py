@@ -178,13 +178,13 @@ def test_weights_of_bags_of_different_lengths():
 
 def test_other_keys_of_a_batch_are_found_by_their_value():
     with (loop := Loop()).engine as engine:
-        for batch in engine.batches([{"item": ["a", "b", ""]}, {"item": [5, 5, -1]}, {"item": np.array(["b", "c"])}]):
+        for batch in engine.batches([{"item": ["a", "b", ""]}, {"item": np.array(["b", "c"])}]):
             keys = batch["item"]
             assert torch.equal(loop.items(keys)[:1], loop.items(list(keys)[:1]))
             with pytest.raises(InputError, match=re.escape("key 'd' was not announced for batch")):
                 loop.items(["d"])
             for key in (97, -(2**63)):  # the latter is the key of an empty text
-                with pytest.raises(InputError, match=f"key {key} was not announced for batch"):
+                with pytest.raises(InputError, match="keys are integers, and those of the table so far are texts"):
                     loop.items([key])
 
 

@@ -62,9 +62,10 @@ class SharedRows(Rows):
         step: what is to be sent; None: nothing was called.
     """
 
+    shared = True
     step: Stepped | None = None
 
-    def update(self, by: Rule, rate: float, number: int) -> bool:
+    def update(self, by: Rule, rate: float, number: int, decay: float) -> bool:
         """See `Rows.update`. Raises InputError if it was called before."""
         gradients = self._gradient()
         if gradients is None:
@@ -74,7 +75,7 @@ class SharedRows(Rows):
                 "a second step in one batch: over several processes rows are updated once, when the batch is handed "
                 "back", f"batch {self.number}, table {self.name!r}"
             )  # fmt: skip
-        self.step = Stepped(rate, number, np.concatenate([gradients, self._used[:, None]], 1, dtype=np.float32))
+        self.step = Stepped(rate, number, np.concatenate([gradients, self._used[:, None]], 1, dtype=np.float32), decay)
         self.stepped = True
         return True
 

@@ -1,8 +1,8 @@
 """The rows of one process, and their updates by the rule of the user's optimizer.
 
-Of each batch every process sends, of each table, whether its loop has stepped, at which learning rate, and its rows'
-gradients. They are averaged in the order of ranks, as DDP averages those of dense parameters, and a row is updated
-once. Where processes differ in what must be the same, nothing is updated, and the error names them.
+Of each batch every process sends, of each table, whether its loop has stepped, with which learning rate and weight
+decay, and its rows' gradients. They are averaged in the order of ranks, as DDP averages those of dense parameters, and
+a row is updated once. Where processes differ in what must be the same, nothing is updated, and the error names them.
 """
 
 from __future__ import annotations
@@ -36,24 +36,27 @@ class Stepped:
         number: of the step, from 1; 0: it has not stepped, or there was no gradient.
         gradients: float32 [n, dimension + 1]; the last column is 1 where the model has looked up the row, else 0. Empty
             where it has not stepped.
+        decay: the weight decay.
     """
 
     rate: float
     number: int
     gradients: np.ndarray
+    decay: float = 0.0
 
     @property
     def about(self) -> np.ndarray:
-        """Rate and number, float64 [2]."""
-        return np.array([self.rate, self.number], np.float64)
+        """Rate, number and decay, float64 [3]."""
+        return np.array([self.rate, self.number, self.decay], np.float64)
 
     @classmethod
     def parse(cls, frames: Frames, count: int, dimension: int) -> Stepped:
         """What another process has sent of `count` rows. Raises Malformed if it is none."""
-        rate, number = array(frames[0], np.float64, 2).tolist()
-        if not (0 <= rate < float("inf") and 0 <= number < 2**53 and number == int(number)):
-            raise Malformed(f"a step {number} with a learning rate of {rate}")
-        return cls(rate, int(number), array(frames[1], np.float32, count if number else 0, dimension + 1))
+        rate, number, decay = array(frames[0], np.float64, 3).tolist()
+        finite = 0 <= rate < float("inf") and 0 <= decay < float("inf")
+        if not (finite and 0 <= number < 2**53 and number == int(number)):
+            raise Malformed(f"a step {number} with a learning rate of {rate} and a weight decay of {decay}")
+        return cls(rate, int(number), array(frames[1], np.float32, count if number else 0, dimension + 1), decay)
 
 
 NO_STEP = Stepped(0.0, 0, np.empty((0, 1), np.float32))
@@ -68,7 +71,10 @@ class LoopTable(KeyedTable):
         self.table, self._by = table, optimizer
 
     def rows_of(self, asked: Pulled) -> np.ndarray:
-        """See `ShardTable.rows_of`."""
+        """See `ShardTable.rows_of`. Raises InputError if they are of another kind than the table's."""
+        vocabularies = asked[0]
+        for vocabulary in np.unique(vocabularies):
+            self.table.settle(bool(vocabulary), f"table {self.table.name!r}")
         with self.table.at_rest():
             return super().rows_of(asked)
 
@@ -78,10 +84,10 @@ class LoopTable(KeyedTable):
         Raises:
             DivergedError: rows become NaN, infinite or too large.
         """
-        if self._by.only_used:
+        if self._by.only_used or about.decay:
             used = np.flatnonzero(summed[:, -1] > 0)
             rows, summed = rows[used], summed[used]
-        by = self._by.updating(about.rate, about.number)
+        by = self._by.updating(about.rate, about.number, about.decay)
 
         def update(values: np.ndarray, gradients: np.ndarray) -> None:
             by(values, gradients)
@@ -148,5 +154,7 @@ def _check_alike(name: str, batch: int, steps: Sequence[Stepped]) -> None:
                              "gradient", where)  # fmt: skip
         if other.rate != first.rate:
             raise InputError(f"the learning rate is {first.rate:g} on rank 0 and {other.rate:g} on rank {rank}", where)
+        if other.decay != first.decay:
+            raise InputError(f"the weight decay is {first.decay:g} on rank 0 and {other.decay:g} on rank {rank}", where)
         if other.number != first.number:
             raise InputError(f"it is step {first.number} on rank 0 and {other.number} on rank {rank}", where)

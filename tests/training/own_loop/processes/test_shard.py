@@ -57,7 +57,21 @@ def test_a_step_comes_as_it_was_sent(step):
 
 @pytest.mark.parametrize(
     "about",
-    [(-0.1, 3), (np.inf, 3), (np.nan, 3), (0.1, -1), (0.1, 1.5), (0.1, np.nan), (0.1, 2.0**53), (0.1,), (1, 2, 3)],
+    [
+        (-0.1, 3, 0),
+        (np.inf, 3, 0),
+        (np.nan, 3, 0),
+        (0.1, -1, 0),
+        (0.1, 1.5, 0),
+        (0.1, np.nan, 0),
+        (0.1, 2.0**53, 0),
+        (0.1, 3, -1),
+        (0.1, 3, np.inf),
+        (0.1, 3, np.nan),
+        (0.1,),
+        (1, 2),
+        (1, 2, 3, 4),
+    ],
 )
 def test_what_is_no_step_is_refused(about):
     with pytest.raises(Malformed):
