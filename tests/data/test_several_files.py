@@ -22,7 +22,7 @@ from tests.data.written_edges import graph, refused, written
 KINDS = st.sampled_from(["csv", "csv.gz", "parquet", "npy"])
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(st.data(), KINDS, st.lists(st.integers(0, 5), min_size=1, max_size=5), st.sampled_from(["all", "first", "none"]))
 def test_the_graph_is_that_of_one_file(tmp_path_factory, data, kind, sizes, header):
     folder = tmp_path_factory.mktemp("several")

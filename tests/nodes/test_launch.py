@@ -257,7 +257,8 @@ def test_a_trainer_that_is_stopped_is_started_again(launch):
     assert {"node node0: started again (1)", "node1: node node1: started again (1)"} <= set(err.splitlines())
 
 
-@pytest.mark.parametrize("who", ["guard", pytest.param("agent", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["guard", "agent"])
 def test_a_guard_or_an_agent_that_is_killed_ends_all(launch, who):
     run = launch("ssh", "wait", restarts=1)
     run.both_ready()

@@ -124,7 +124,7 @@ def distance(one, other):
     return max(np.abs(one.dense - other.dense).max(), np.abs(one.rows - other.rows).max())
 
 
-@pytest.mark.parametrize("kind", ["gba", "sync"])
+@pytest.mark.parametrize("kind", ["gba", pytest.param("sync", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("rows_over", "plain"), [("holders", local_batches), ("gradients", whole_batches)])
 def test_with_equal_speeds_it_is_synchronous_training(kind, rows_over, plain):
     model, dense, rows = trained(kind, rows_over)

@@ -206,7 +206,7 @@ def gone_on_from(folder, state):
     return max(set.intersection(*(set(node.names) for node in state)), default=0)
 
 
-@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("keep", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_whatever_a_crash_while_saving_leaves_is_gone_on_from_and_whatever_is_lost_is_named(tmp_path, keep):
     """Model-checked: every state of two nodes that a crash can leave, alone and with a loss on one of the nodes."""
     states = crashes(2, keep)

@@ -186,6 +186,7 @@ def test_the_best_checkpoint_of_rows_on_disk_is_gone_back_to(configs, tmp_path):
     assert digests(tmp_path / "best") == digests(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_a_run_over_nodes_is_evaluated_exported_and_compared(command, tmp_path, trained):
     box, one, two = (trained("graph", count) for count in (0, 1, 2))
     code, out, _ = command("compare", box, one)
@@ -299,6 +300,7 @@ def test_kill_at_random_moments(configs, tmp_path, uninterrupted, number):
     assert digests(path) == uninterrupted
 
 
+@pytest.mark.slow
 def test_parts_that_are_not_at_hand_are_asked_for(command, tmp_path, trained):
     path = tmp_path / "run"
     shutil.copytree(trained("clicks", 2), path)

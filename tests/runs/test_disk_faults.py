@@ -186,7 +186,7 @@ def failing(monkeypatch, method, after, error):
 
 
 @pytest.mark.parametrize(
-    "method, after", [slow("read", 0), ("read", 150), slow("write", 0), ("write", 120), ("sync", 4)]
+    "method, after", [slow("read", 0), slow("read", 150), slow("write", 0), ("write", 120), ("sync", 4)]
 )
 def test_a_disk_that_fails_stops_the_run_and_it_goes_on(
     config, command, expected, tmp_path, monkeypatch, method, after
@@ -239,8 +239,7 @@ def test_a_small_file_system_that_is_really_full(config, command, expected, tmp_
         assert os.system(f"umount {disk}") == 0
 
 
-@pytest.mark.parametrize("budget_of", [20, NODES])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("budget_of, value", [(20, np.nan), slow(NODES, np.inf), slow(20, np.inf), slow(NODES, np.nan)])
 def test_numbers_that_are_none_are_found_at_the_checkpoint(config, expected, tmp_path, monkeypatch, budget_of, value):
     """Whether their page has left the memory before or not."""
     run, real = tmp_path / "run", PageFiles.submit

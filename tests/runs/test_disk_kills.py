@@ -30,8 +30,9 @@ def moments(task, count):
 
 
 @pytest.mark.parametrize("task, count", [
-    ("graph", 8),
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in (("clicks", 7), ("graph", 80), ("clicks", 80))),
+    ("graph", 4),
+    *(pytest.param(*each, marks=pytest.mark.slow)
+      for each in (("graph", 8), ("clicks", 7), ("graph", 80), ("clicks", 80))),
 ])  # fmt: skip
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_life_of_kills_ends_in_the_same_bits(graph, tmp_path, task, count, number):

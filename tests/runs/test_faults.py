@@ -64,7 +64,10 @@ def resumed(path, **options):
     return bits(training.resume(path, **options).summary)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [each if each in ("read", "compute", "write") else pytest.param(each, marks=pytest.mark.slow) for each in STAGES],
+)
 def test_an_error_in_a_stage_surfaces_and_the_run_goes_on_to_the_same_bits(config, uninterrupted, tmp_path, stage):
     def probe(at, batch_index):
         if (at, batch_index) == (stage, 30):

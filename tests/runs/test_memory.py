@@ -241,7 +241,8 @@ PEAKS = {"plain": [], "encoder": [LAYERS, "model.decoder=dot", "training.batch_s
 PEAKS["features"] = [*PEAKS["encoder"], "encoder.embeddings=0", "evaluation.memory=64"]  # training has the peak
 
 
-@pytest.mark.parametrize("model", ["plain", *(pytest.param(each, marks=pytest.mark.slow) for each in list(PEAKS)[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", PEAKS)
 def test_the_plan_against_the_peak_of_a_process(tmp_path, model):
     """A small one; `benchmarks/graphs/memory_plan.py` has large ones. The first run may have kernels to compile."""
     graph, overrides = make_graph(tmp_path, 40_000, 60_000), ["pipeline.in_flight=8", *PEAKS[model]]

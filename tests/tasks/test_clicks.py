@@ -95,7 +95,7 @@ def test_async_has_others_and_counts_what_it_loses(log, tmp_path, synchronous):
     ("training.optimizer.kind=rowwise_adagrad", "training.embedding_l2=0.05", "data.shuffle=100"),
     ("storage.dtype=bfloat16", "keys.admit_after=3"),
     pytest.param(("compute.precision=bfloat16", "model.network=dlrm", "model.bottom=[9]"), marks=needs_bfloat16),
-    ("keys.drop_after=1", "keys.admit_after=2"),
+    pytest.param(("keys.drop_after=1", "keys.admit_after=2"), marks=pytest.mark.slow),
     ("model.network=dcnv2", "data.categorical=[{name: user, dimension: 8}, {name: item, kind: integer}]"),
 ], ids=lambda overrides: " ".join(overrides))  # fmt: skip
 def test_options_keep_the_bits_and_a_resumed_run_has_them(log, later, tmp_path, overrides):

@@ -99,6 +99,7 @@ def bits(run):
     return summary["tables.entities.sha256"], summary["tables.dense.sha256"]
 
 
+@pytest.mark.slow
 @needs_bfloat16
 def test_a_run_keeps_its_precision(monkeypatch, graph, tmp_path, command):
     config = tiny_config(graph, BFLOAT16, "training.epochs=1", "checkpoint.every_epochs=1")
