@@ -13,8 +13,7 @@ _COLUMN = 40  # where comments begin, after shorter lines
 
 def scalar(value: Any) -> str:
     """A value in YAML on one line: a text, a number, or a list or mapping of these."""
-    texts = [value] if isinstance(value, str) else []
-    style = '"' if any(not text.isprintable() for text in texts) else None
+    style = '"' if isinstance(value, str) and not value.isprintable() else None
     flow = isinstance(value, list | dict)
     dumped = yaml.safe_dump(
         value, default_style=style, default_flow_style=flow, allow_unicode=style is None, width=float("inf"),
