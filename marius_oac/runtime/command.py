@@ -59,9 +59,12 @@ def end_at_once(code: int) -> int:
 
 
 def check_system() -> None:
-    """Raises InputError on other systems than Linux, which lack its direct I/O, memory policies and thread binding."""
+    """Raises InputError on other systems than Linux, which lack its direct I/O, memory policies and thread binding, and
+    without /proc."""
     if sys.platform != "linux":
         raise InputError(f"marius_oac runs on Linux, and this is {sys.platform}")
+    if not os.path.exists("/proc/self/status"):
+        raise InputError("is not mounted; what the machine has, and what this process takes, is read there", "/proc")
 
 
 def check_present_folder() -> None:
@@ -113,5 +116,5 @@ def failure_of_machine(error: BaseException) -> str | None:
             if each is not None and any(what in str(each) for what in _NO_ROOM):
                 return f"there is not enough memory, or address space (ulimit -v), for a library: {each}"
     if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
-        return "the system starts no more threads: its limit is reached (ulimit -u, or the container's)"
+        return "the system starts no more threads: its limit is reached (ulimit -u or -v, or the container's)"
     return None

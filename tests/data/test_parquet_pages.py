@@ -1,5 +1,7 @@
 """Parquet in bounded memory: the pages' own headers are believed, and nothing that they stand for is made first."""
 
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -8,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac.data.prepare import parquet_pages
-from marius_oac.data.prepare.parquet_pages import decoded, parquet_batches
+from marius_oac.data.prepare.parquet_pages import column_chunks, decoded, parquet_batches
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 from tests.click_logs import ctr_config
@@ -143,7 +145,7 @@ def test_lengths_that_a_text_may_have_of_the_one_before(tmp_path, monkeypatch):
 @pytest.mark.parametrize("place", ["data_page_offset", "total_compressed_size"])
 def test_offsets_that_lead_nowhere(tmp_path, place):
     class Chunk:
-        has_dictionary_page, num_values, data_page_offset, total_compressed_size = False, 5, 4, 100
+        dictionary_page_offset, num_values, data_page_offset, total_compressed_size = None, 5, 4, 100
 
     path = tmp_path / "a.parquet"
     pq.write_table(table(), path)
@@ -156,3 +158,57 @@ def test_offsets_that_lead_nowhere(tmp_path, place):
             if place == "data_page_offset" or number > 0:
                 with pytest.raises(InputError, match="is damaged: there is no page at byte"):
                     parquet_pages._largest(file, chunk, "column", path)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=range(len(WAYS)))
+def test_footers_say_what_arrow_reads_in_them(tmp_path, way):
+    path = tmp_path / "a.parquet"
+    pq.write_table(table(), path, **way)
+    metadata = pq.read_metadata(path)
+    found = column_chunks(path)
+    assert len(found) == metadata.num_row_groups
+    for group, chunks in enumerate(found):
+        assert len(chunks) == metadata.num_columns
+        for number, chunk in enumerate(chunks):
+            read = metadata.row_group(group).column(number)
+            assert chunk.path == read.path_in_schema and chunk.compression.startswith(read.compression.lower())
+            assert ("DELTA_BYTE_ARRAY" in read.encodings) == (7 in chunk.encodings)
+            for name in ("num_values", "total_compressed_size", "data_page_offset", "dictionary_page_offset"):
+                assert getattr(chunk, name) == getattr(read, name)
+
+
+READS_FLIPPED = """
+import sys
+from pathlib import Path
+from marius_oac.data.prepare.parquet_pages import parquet_batches, parquet_errors
+from marius_oac.errors import InputError
+
+path, places, refused = Path(sys.argv[1]), eval(sys.argv[2]), 0
+whole = path.read_bytes()
+for place in places:
+    content = bytearray(whole)
+    content[place // 8] ^= 1 << place % 8
+    path.write_bytes(content)
+    print(place, file=sys.stderr, flush=True)
+    try:
+        with parquet_errors(path):
+            for batch in parquet_batches(path, ["a", "b"], 100):
+                pass
+    except InputError:
+        refused += 1
+print(refused)
+"""
+
+
+@pytest.mark.parametrize("step", [41, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_flipped_bit_of_a_footer_is_a_line_at_most(tmp_path, step):
+    """In a process of its own: pyarrow's own reading of column chunks aborts it, for one bit of some hundred."""
+    path = tmp_path / "a.parquet"
+    columns = {"a": [number % 7 for number in range(100)], "b": [f"text {number}" for number in range(100)]}
+    pq.write_table(pa.table(columns), path, row_group_size=60)
+    size = path.stat().st_size
+    footer = 8 * (size - 8 - int.from_bytes(path.read_bytes()[-8:-4], "little"))
+    places = list(range(footer, 8 * size, step))
+    done = subprocess.run([sys.executable, "-c", READS_FLIPPED, path, repr(places)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-400:]
+    assert int(done.stdout) > len(places) / 4

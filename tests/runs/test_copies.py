@@ -223,3 +223,8 @@ def test_damage_is_named(run, command, pages):
     owner.write_text("{}")
     code, _, err = command("resume", run, "--set", *MORE)
     assert code == 2 and says(err, f"{owner}: is damaged")
+
+
+def test_a_run_that_has_lost_what_says_whose_its_page_files_are_is_refused_by_that_name(run, command):
+    (run / "tables" / "owner.json").unlink()
+    refused(command, run, "tables/owner.json: is missing")

@@ -76,6 +76,13 @@ def test_another_system_is_named_in_a_line(command, monkeypatch):
     assert command("train", "config.yaml") == (2, [], ["marius-oac: marius_oac runs on Linux, and this is darwin"])
 
 
+def test_without_proc_nothing_is_begun(command, monkeypatch):
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path != "/proc/self/status" and exists(path))
+    code, _, said = command("train", "config.yaml")
+    assert code == 2 and len(said) == 1 and said[0].startswith("marius-oac: /proc: is not mounted")
+
+
 ENDING = """
 import atexit, sys, threading
 from marius_oac.runtime.command import end_at_once

@@ -26,7 +26,7 @@ from marius_oac.data.logs.schema import (
     is_text,
     plain,
 )
-from marius_oac.data.prepare.parquet_pages import parquet_errors, reading_plan
+from marius_oac.data.prepare.parquet_pages import Chunk, column_chunks, parquet_errors, reading_plan
 from marius_oac.errors import InputError
 
 BATCH_ROWS = 1 << 16
@@ -118,12 +118,14 @@ class ParquetLog:
             plan = reading_plan(self.path, self._wanted, BATCH_ROWS)
             # With pre_buffer Arrow would hold the whole file in memory.
             with pq.ParquetFile(file, pre_buffer=False, read_dictionary=list(plan.dictionaries)) as parquet:
-                yield _Opened(file, parquet, plan.rows, self._groups, self._wanted, pieces)
+                chunks = column_chunks(self.path) if pieces else ()
+                yield _Opened(file, parquet, plan.rows, self._groups, self._wanted, pieces, chunks)
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A file that is open: the rows that are decoded at once, the rows of each row group, the columns that are read."""
+    """A file that is open: the rows that are decoded at once, the rows of each row group, the columns that are read; with
+    `pieces` also the column chunks of each row group."""
 
     file: pa.OSFile
     parquet: pq.ParquetFile
@@ -131,6 +133,7 @@ class _Opened:
     groups: Sequence[int]
     wanted: Sequence[str]
     pieces: Pieces | None
+    chunks: Sequence[Sequence[Chunk]]
 
     def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """The rows [start, end), in batches."""
@@ -141,7 +144,7 @@ class _Opened:
         chosen = list(range(group, last + 1))
         for batch in self.parquet.iter_batches(self.most, chosen, list(self.wanted), use_threads=True):
             while self.pieces and checked < done + batch.num_rows:
-                content = _content(self.file, self.parquet.metadata.row_group(group), self.wanted)
+                content = _content(self.file, self.chunks[group], self.wanted)
                 self.pieces.check(1 + group, content, f"row group {group}")
                 checked += self.groups[group]
                 group += 1
@@ -168,12 +171,10 @@ def _check_footer(file: pa.OSFile, pieces: Pieces) -> None:
     pieces.check(0, (file.read_at(size, end - size),), "the footer")
 
 
-def _content(file: pa.OSFile, group: pq.RowGroupMetaData, names: Sequence[str]) -> Iterator[bytes]:
+def _content(file: pa.OSFile, group: Sequence[Chunk], names: Sequence[str]) -> Iterator[bytes]:
     """Yields the bytes of the columns with these names in a row group."""
-    for number in range(group.num_columns):
-        column = group.column(number)
-        path = column.path_in_schema
-        if any(path == name or path.startswith(f"{name}.") for name in names):
+    for column in group:
+        if any(column.path == name or column.path.startswith(f"{name}.") for name in names):
             at = min((place for place in (column.data_page_offset, column.dictionary_page_offset) if place), default=0)
             end = min(at + column.total_compressed_size, file.size())
             for first in range(at, end, PIECE_BYTES):

@@ -3,6 +3,9 @@
 A few kilobytes of Parquet can decode to gigabytes: pages are compressed, repeated texts are stored once, and lists of
 equal values are run-length encoded. Footers can't be trusted, so the headers of the pages are read, as Arrow reads
 them. Dictionary-encoded texts stay indices until their lengths are known.
+
+What a footer says of column chunks is read here, too: pyarrow's `RowGroupMetaData.column` aborts the process where one
+is damaged, as an exception passes through its binding (pyarrow 26).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +39,46 @@ MOST_PER_TEXT_BYTE = 4096
 more."""
 _HEADER_BYTES, _MOST_HEADER_BYTES = 512, 1 << 20
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
+_CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
+_DELTA_BYTE_ARRAY = 7
+_END_BYTES = 8  # at the end of a file: the footer's length, and "PAR1"
+
+
+class Chunk(NamedTuple):
+    """What the footer says of a column chunk; see parquet-format, `ColumnMetaData`."""
+
+    path: str
+    compression: str
+    encodings: frozenset[int]
+    num_values: int
+    total_compressed_size: int
+    data_page_offset: int
+    dictionary_page_offset: int | None
+
+
+def column_chunks(path: Path) -> list[list[Chunk]]:
+    """Of each row group its column chunks, in the order of the schema's columns. Raises InputError if the file is
+    damaged."""
+    try:
+        with open_regular(path) as file:
+            end = os.fstat(file.fileno()).st_size - _END_BYTES
+            size = int.from_bytes(os.pread(file.fileno(), 4, max(0, end)), "little")
+            fields = _Thrift(os.pread(file.fileno(), size, max(0, end - size))).fields
+        groups = [[_chunk(column[3]) for column in group[1]] for group in fields[4]]
+        if len({len(group) for group in groups}) > 1:
+            raise ValueError("row groups differ in their columns")
+        return groups
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"not a Parquet file, or a damaged one: its footer ({error!r})", path) from None
+
+
+def _chunk(fields: dict[int, Any]) -> Chunk:
+    used = {*fields[2], *(each[2] for each in fields.get(13, ()))}
+    name = ".".join(part.decode("utf-8", "replace") for part in fields[3])
+    found = Chunk(name, _CODECS[fields[4]], frozenset(used), fields[5], fields[7], fields[9], fields.get(11))
+    if min(found.num_values, found.total_compressed_size, found.data_page_offset) < 0 or fields[4] < 0:
+        raise ValueError("a negative number")
+    return found
 
 
 @dataclass(frozen=True)
@@ -92,7 +135,7 @@ def parquet_errors(path: Path) -> Iterator[None]:
     """Within the block, errors of Arrow and of the system become an InputError that names the file."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"not a Parquet file, or a damaged one: {error}", path) from None
 
 
@@ -101,13 +144,14 @@ def _planned(known: tuple[int, ...], path: Path, columns: tuple[str, ...], rows:
     """The plan; `known` identifies the file and when it was written."""
     dictionaries, widest = set(), 0
     with open_regular(path) as file, pq.ParquetFile(path) as parquet:
-        metadata = parquet.metadata
-        leaves = [number for number in range(metadata.num_columns)
-                  if metadata.schema.column(number).path.partition(".")[0] in columns]  # fmt: skip
-        for group in range(metadata.num_row_groups):
+        leaves = [parquet.metadata.schema.column(number) for number in range(parquet.metadata.num_columns)]
+        for group, chunks in enumerate(column_chunks(path)):
             width = 0
-            for number in leaves:
-                chunk, leaf = metadata.row_group(group).column(number), metadata.schema.column(number)
+            if len(chunks) != len(leaves):
+                raise InputError(f"row group {group} has {len(chunks)} columns, not {len(leaves)}", path)
+            for chunk, leaf in zip(chunks, leaves, strict=True):
+                if leaf.path.partition(".")[0] not in columns:
+                    continue
                 where = f"column {leaf.path!r}, row group {group}"
                 dictionary, page, values, place = _largest(file, chunk, where, path)
                 if leaf.max_repetition_level and values > max(MOST_LISTED, MOST_PER_BYTE * chunk.total_compressed_size):
@@ -117,7 +161,7 @@ def _planned(known: tuple[int, ...], path: Path, columns: tuple[str, ...], rows:
                     _check_listed_texts(file, chunk, place, values, where, path)
                 elif leaf.physical_type == "BYTE_ARRAY" and dictionary * rows > MOST_BATCH_BYTES:
                     dictionaries.add(leaf.path)
-                if "DELTA_BYTE_ARRAY" in chunk.encodings:
+                if _DELTA_BYTE_ARRAY in chunk.encodings:
                     width += page  # a text may share the whole of the text before
                 if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
                     width += leaf.length
@@ -126,7 +170,7 @@ def _planned(known: tuple[int, ...], path: Path, columns: tuple[str, ...], rows:
 
 
 def _check_listed_texts(
-    file: BinaryIO, chunk: Any, place: tuple[int, int, int], values: int, where: str, path: Path
+    file: BinaryIO, chunk: Chunk, place: tuple[int, int, int], values: int, where: str, path: Path
 ) -> None:
     """Raises InputError if the values would be too large, were each as long as the longest text of the dictionary. One
     row may have them all.
@@ -140,8 +184,8 @@ def _check_listed_texts(
         return
     content, longest = os.pread(file.fileno(), packed, at), size
     with suppress(pa.ArrowException, OSError, ValueError):  # a codec that this build lacks
-        if chunk.compression != "UNCOMPRESSED":
-            content = pa.decompress(content, size, chunk.compression.lower(), asbytes=True)
+        if chunk.compression != _CODECS[0]:
+            content = pa.decompress(content, size, chunk.compression, asbytes=True)
         longest = _longest(np.frombuffer(content, np.uint8))
     if longest * values > most:
         what = f"{values:,} texts in lists, of up to {longest:,} bytes"
@@ -160,10 +204,10 @@ def _longest(content: np.ndarray) -> np.int64:
     return longest
 
 
-def _largest(file: BinaryIO, chunk: Any, where: str, path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
+def _largest(file: BinaryIO, chunk: Chunk, where: str, path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
     """Measures a column chunk. Returns the decompressed bytes of the dictionary and of the largest page, the number of
     values, and of the dictionary its position, its bytes in the file, and its decompressed bytes."""
-    at = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    at = chunk.data_page_offset if chunk.dictionary_page_offset is None else chunk.dictionary_page_offset
     end, values, dictionary, largest, place = at + chunk.total_compressed_size, 0, 0, 0, (0, 0, 0)
     while at < end and values < chunk.num_values:
         length, header = _page_header(file, at, where, path)
@@ -188,16 +232,24 @@ def _page_header(file: BinaryIO, at: int, where: str, path: Path) -> tuple[int, 
         content = os.pread(file.fileno(), size, at) if 0 <= at < 1 << 62 else b""
         try:
             reader = _Thrift(content)
+            _check_numbers(reader.fields)
             return reader.at, reader.fields
         except IndexError:
             size = size * 16 if len(content) == size else _MOST_HEADER_BYTES + 1
-        except ValueError:
+        except (ValueError, AttributeError):
             break
     raise InputError(f"{where}: is damaged: there is no page at byte {at:,}", path)
 
 
+def _check_numbers(fields: dict[int, Any]) -> None:
+    """Raises ValueError or AttributeError if a page header's kind, sizes or numbers of values are none."""
+    of_kinds = [fields.get(number, {}).get(1, 0) for number in (5, 8)]
+    if not all(isinstance(each, int) for each in (*(fields.get(number, 0) for number in (1, 2, 3)), *of_kinds)):
+        raise ValueError
+
+
 class _Thrift:
-    """One struct of the compact protocol: its integers and structs by field number. Other fields are skipped.
+    """One struct of the compact protocol: its integers, texts, lists and structs by field number. Others are skipped.
 
     Raises:
         IndexError: the content ends before the struct does.
@@ -227,12 +279,12 @@ class _Thrift:
         if kind == 7:
             return self._skip(8)
         if kind == 8:
-            return self._skip(self._varint())
+            size = self._varint()
+            self._skip(size)
+            return self._content[self.at - size : self.at]
         if kind in (9, 10):
             head = self._byte()
-            for _ in range(self._varint() if head >> 4 == 15 else head >> 4):
-                self._value(head & 15, depth + 1)
-            return None
+            return [self._value(head & 15, depth + 1) for _ in range(self._varint() if head >> 4 == 15 else head >> 4)]
         if kind == 12:
             return self._struct(depth + 1)
         raise ValueError

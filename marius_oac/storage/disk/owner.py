@@ -78,7 +78,13 @@ def verify_claim(tables: Path, listing: Listing) -> None:
 
 def _check(owner: _Owner, tokens: _Tokens | None, tables: Path, listing: Listing) -> None:
     first, home = tables / listing.files[0], tables.parent.resolve()
-    if tokens is None or owner.token not in (tokens.token, tokens.next):
+    if tokens is None:
+        raise InputError(
+            f"is missing, and says whether {first} is this run's: bring it back, or, if no other run has used the page "
+            f"files, remove {first.stem}.owner beside them",
+            tables / OWNER,
+        )
+    if owner.token not in (tokens.token, tokens.next):
         raise InputError(
             f"was written to since by the run that is, or was, at {owner.folder}: {home} is an older copy of it, or "
             "was brought back without its page files; bring back those of that time, or, where nobody needs what is in "
