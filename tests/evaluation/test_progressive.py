@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.errors import MariusOacError
@@ -39,6 +39,7 @@ def arrays(several):
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(examples, min_size=1, max_size=30), st.integers(0, 30), st.booleans())
+@example([(True, 0.5), (False, 0.25), (True, 0.5), (False, 0.25)], 2, False)  # scores of two processes alike
 def test_all_but_the_auc_is_exact_and_that_counts_steps(several, cut, together):
     labels, scores = arrays(several)
     ours = [ProgressiveMetrics(), ProgressiveMetrics()]

@@ -325,6 +325,7 @@ def test_the_auxiliary_loss_number_by_number(seed, lengths):
     network = make("dien", schema, auxiliary_loss=0.5).train()
     inputs = draw_inputs(schema, network, seed, list(zip(*lengths, strict=True)), len(lengths))
     few = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    few[1, :2] = few[0, :2]
     for padded, found in inputs.sequences.values():  # items that come again
         picks = torch.randint(0, 4, padded.shape[:2], generator=torch.Generator().manual_seed(seed + 1))
         padded[:] = few[picks] * mask_of(padded, found)[:, :, None]
