@@ -56,6 +56,7 @@ def _prepare(args: argparse.Namespace) -> None:
         header=args.header,
         delimiter=args.delimiter,
         comment=args.comment,
+        quotes=args.quotes,
     )
     names = [each.name for each in fields(PrepareRequest) if hasattr(args, each.name)]
     report(prepare_source(PrepareRequest(read=read, **{name: getattr(args, name) for name in names})))

@@ -19,9 +19,9 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="*",
-        help="edge files (.tsv, .csv, also .gz, .parquet or .npy), folders of them, or their addresses (https://, "
-        "s3://, ...; 's3://bucket/edges/*.parquet'), read one after the other; DGL's .bin file or CSV folder; or name "
-        "of a known data set",
+        help="edge files (.tsv, .csv, also .gz, .parquet, .npy, .npz or .pt), folders of them, or their addresses "
+        "(https://, s3://, ...; 's3://bucket/edges/*.parquet'), read one after the other; DGL's .bin file or CSV "
+        "folder; or name of a known data set",
     )
     parser.add_argument(
         "--out",
@@ -47,9 +47,18 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
         help="whether the first line contains column names (default: guessed, with a message)",
     )
     parser.add_argument(
-        "--delimiter", type=_delimiter, help="delimiter of text files; '\\t' is a tab (default: by suffix)"
+        "--delimiter",
+        type=_delimiter,
+        help="delimiter of text files; '\\t' is a tab (default: by suffix and the first lines)",
     )
-    parser.add_argument("--comment", default="#", help="skip lines that begin with this text (default: #)")
+    parser.add_argument(
+        "--comment", help="skip lines that begin with this character (default: #, unless these are edges)"
+    )
+    parser.add_argument(
+        "--quotes",
+        action=argparse.BooleanOptionalAction,
+        help="whether names may be quoted (default: in a CSV, and where quotes stand around whole names)",
+    )
     for split in ("valid", "test"):
         parser.add_argument(
             f"--{split}-fraction", type=float, help=f"fraction of the edges for the {split} split (default: 0.05)"

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marius_oac.errors import InputError
-from marius_oac.runtime.files.atomic import appearing, sync, write_flushed
+from marius_oac.runtime.files.atomic import appearing, check_place, sync, write_flushed
 from marius_oac.runtime.files.hashing import on_threads
 from marius_oac.runtime.files.streaming import write_files, write_npy_files
 from marius_oac.storage.snapshots import RowArray
@@ -52,6 +52,7 @@ def export(
     """
     if format not in FORMATS:
         raise InputError(f"one of {', '.join(FORMATS)} is needed, not {format!r}", "format")
+    check_place(out)
     if os.path.lexists(out):
         raise InputError("exists already", out)
     with appearing(out) as temporary:

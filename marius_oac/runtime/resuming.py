@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from marius_oac.errors import InputError
+from marius_oac.runtime.files.atomic import check_place
 
 _options: tuple[str, ...] = ()
 
@@ -30,6 +31,9 @@ def resume_command(path: object) -> str:
 
 
 def check_new_run(path: Path) -> None:
-    """Raises InputError if the folder of a new run exists."""
+    """Raises InputError if the folder of a new run exists, or can't be where it is to be. The present folder is
+    recorded as well, since paths in the configuration begin there."""
+    check_place(path)
+    check_place(os.getcwd())
     if os.path.lexists(path):
         raise InputError(f"exists already; choose another --out, or go on with: {resume_command(path)}", path)

@@ -68,11 +68,11 @@ LONG = b"".join(b"n%d\tr\tn%d\n" % (i, i + 1) for i in range(5000))
         ("g.tsv", b"a\tr\tb\tc\n", ": 2 or 3 columns are expected, 4 found; say which with --columns"),
         (
             "g.tsv",
-            b"a r b\n",
+            b"a.r.b\n",
             ": 2 or 3 columns are expected, 1 found; say what is between them with --delimiter",
         ),
         ("g.csv", b'a,r,b\na,"r,b\n', ":2: the quotes don't match"),
-        ("g.dat", GOOD, ": unknown kind of file"),
+        ("g.dat", b"one\ntwo\n", ": unknown kind of file"),
         ("g.npy", b"not numpy", ": not a NumPy file of integers, or a damaged one"),
         ("g.parquet", b"not parquet, and not at all", ": not a Parquet file, or a damaged one"),
     ],
@@ -117,7 +117,7 @@ IDS = np.array([[0, 1], [1, 2], [2, 0]])
          "not a NumPy file of integers, or a damaged one: it holds Python objects, which are never opened"),
         (np.zeros((3, 4), np.int64),
          "2 or 3 columns are expected, 4 found; say which with --columns HEAD,RELATION,TAIL, such as 0,1,2"),
-        (np.zeros(3, np.int64), "an array [edges, 2 or 3] is needed, not one of shape (3,)"),
+        (np.zeros(3, np.int64), "an array [edges, 2 or 3] or [2, edges] is needed, not one of shape (3,)"),
         (np.zeros((0, 2), np.int64), "the file has no edges"),
     ],
 )  # fmt: skip
@@ -128,7 +128,8 @@ def test_numpy_ids(tmp_path, ids, message):
 
 
 def test_rows_are_counted_across_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("marius_oac.data.prepare.readers.BATCH_ROWS", 4)
+    for module in ("readers", "edge_arrays"):
+        monkeypatch.setattr(f"marius_oac.data.prepare.{module}.BATCH_ROWS", 4)
     ids = np.arange(40).reshape(20, 2)
     ids[17, 1] = -7
     np.save(tmp_path / "g.npy", ids)

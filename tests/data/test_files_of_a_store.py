@@ -76,12 +76,12 @@ def test_a_folder_of_a_store_is_looked_at_anew(store, tmp_path):
 
 def test_one_file_of_a_store(store, tmp_path, monkeypatch, caplog):
     """What is found out about it is told by its address; the room that its graph needs is known when it is here."""
-    store("/b/e.csv", b"source,target\na,b\nc,d\n")
+    store("/b/e.csv", b"source,target,weight\na,b,1\nc,d,2\n")
     rooms = []
     monkeypatch.setattr(reading, "check_room", lambda paths, out: rooms.append([each.name for each in paths]))
     graph(tmp_path / "g", source="memory://b/e.csv")
     assert rooms == [[], ["e.csv"]]
-    assert "memory://b/e.csv:1: column names, not an edge" in caplog.text
+    assert "memory://b/e.csv: left out: 'weight' (--columns)" in caplog.text
 
 
 def test_a_faulty_line_is_told_by_the_address_of_its_file(store, tmp_path):

@@ -78,7 +78,7 @@ def test_comments_of_all_files_are_counted(tmp_path):
             "p/b.tsv:1: column names other than those of p/a.tsv, or an edge (--no-header)",
         ),
         ({"a.tsv": "", "b.tsv": "# nothing\n"}, "p/a.tsv: none of 2 files has edges"),
-        ({"a.tsv": "x\ty\n", "b.dat": "x\ty\n"}, "p/b.dat: unknown kind of file"),
+        ({"a.tsv": "x\ty\n", "b.dat": "xy\n"}, "p/b.dat: unknown kind of file"),
         ({"_a.tsv": "x\ty\n", ".b.tsv": "x\ty\n"}, "p: has no files"),
         ({"a.tsv": "x\ty\n", "c/b.tsv": "x\ty\n"}, "p: has a folder in it, c: name the folders whose files are meant"),
         ({"graph.json": "{}", "train.npy": ""}, "p: is a prepared graph, and no folder of files"),
@@ -260,9 +260,7 @@ def test_a_first_file_with_nothing_but_column_names(tmp_path, caplog, lone):
     caplog.clear()
     parts = [tmp_path / f"{name}.csv" for name in "abc"]
     assert graph(tmp_path / "g", source=parts, **options)[0] == expected
-    assert [each.getMessage() for each in caplog.records if "column names" in each.getMessage()] == [
-        f"{tmp_path}/b.csv:1: column names, not an edge; head, tail: 'x', 'y' (--no-header)"
-    ]
+    assert "column names" not in caplog.text, "they stand above numbers, and are certain"
 
 
 def test_files_of_one_edge_each(tmp_path):

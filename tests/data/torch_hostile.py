@@ -137,7 +137,7 @@ UNREADABLE = {
     "bytes beyond the pickle": (pickled(b"\x80\x02}B\x80\x00\x00\x00s.", **{"data/0": b"." * 400}), "it is cut off"),
     "an odd number of items": (pickled(b"\x80\x02}(" + text(b"a") + b"u."), DAMAGED),
     "an extension": (pickled(b"\x80\x02\x82\x01."), DAMAGED),
-    "a class made anew": (pickled(b"\x80\x02cnumpy\ndtype\n)\x81."), DAMAGED),
+    "a class made anew": (pickled(b"\x80\x02cnumpy\ndtype\n)\x81."), "it makes an object that is not read here"),
     "state of a function": (pickled(entry(b"cnumpy\ndtype\n}b")), "it builds an object that is not read here"),
     "state of a dict": (pickled(entry(b"}(K\x01K\x02tb")), "it builds an object that is not read here"),
     "state of a list": (pickled(entry(b"]}b")), "it builds an object that is not read here"),

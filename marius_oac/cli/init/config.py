@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marius_oac.cli.init.graph import begins_with_comment, known_graph, one_to_look_at, raw_graph
+from marius_oac.cli.init.graph import begins_as_edges_do, known_graph, one_to_look_at, raw_graph
 from marius_oac.cli.init.known_log import known_log
 from marius_oac.cli.init.log import LogRequest, first_log, sample_of
 from marius_oac.config.errors import parse
@@ -20,12 +20,13 @@ from marius_oac.config.task import build_config
 from marius_oac.data.dgl.csv_folders import META
 from marius_oac.data.logs.guess_label import has_clicks, looks_like_edges
 from marius_oac.data.logs.known import find_log
+from marius_oac.data.prepare.edge_arrays import ARRAYS
 from marius_oac.data.prepare.layout import MANIFEST
 from marius_oac.data.prepare.readers import check_readable
 from marius_oac.data.prepare.sources import check_together, paths_of
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import answer, logger, report
-from marius_oac.runtime.files.atomic import disk_errors, make_folder, unfinished, write_flushed
+from marius_oac.runtime.files.atomic import check_place, disk_errors, make_folder, unfinished, write_flushed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,8 @@ def init(request: InitRequest) -> None:
         InputError: a file can't be read or is no log or graph; the label can't be guessed; `out`, or the folder of the
             splits, exists. Nothing is written then.
     """
+    if request.out is not None:
+        check_place(request.out)
     if request.out is not None and os.path.lexists(request.out):
         raise InputError("exists already; choose another --out or remove it", request.out)
     text, notes = _described(request)
@@ -112,7 +115,7 @@ def _is_known_graph(source: str) -> bool:
 
 def _looks_like_a_graph(path: Path, delimiter: str | None) -> tuple[bool, list[str]]:
     """Whether a file holds edges, and notes about that guess."""
-    if path.suffix.lower() == ".npy" or begins_with_comment(path):
+    if path.suffix.lower() in ARRAYS or begins_as_edges_do(path):
         return True, []
     sample = sample_of(path, delimiter)
     if looks_like_edges(sample):

@@ -6,23 +6,18 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from marius_oac.cli.init.log import sample_of
 from marius_oac.cli.init.yaml_text import commented, plain, scalar
 from marius_oac.config.parts import DECODERS, DEFAULT_DECODER, WITHOUT_RELATIONS
 from marius_oac.data.graphs.graph import open_or_prepare
-from marius_oac.data.logs.sample import LogSample
-from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions, roles
+from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
 from marius_oac.data.prepare.readers import read_edges
 from marius_oac.data.prepare.text import read_pieces
 from marius_oac.errors import InputError
+from marius_oac.types import present
 
 _SMALL, _LARGE = 1_000_000, 20_000_000  # edges
-_FEWER = 4  # times as many values have ends of edges, at least, as the relations that are told by that
 _FEW_NODES = 200_000  # up to so many, edges are ranked against all nodes
 
 
@@ -55,26 +50,23 @@ def raw_graph(
         InputError: the file holds no edges, or it is unclear which columns are their ends.
     """
     path = one_to_look_at(files)
-    options = _options(path, delimiter)
-    guessed = options.columns if columns is None else None
-    options = replace(options, columns=columns or options.columns)
-    batches = read_edges(EdgeFile(path, options))
-    first = next(batches)
+    file = EdgeFile(path, ReadOptions(delimiter=delimiter, columns=columns), one_of_several=len(files) > 1)
+    batches = read_edges(file)
+    first = next(batches, None)
     batches.close()
+    if first is None:
+        raise InputError("the file has no edges", path)
     named = Path(sources[0] if len(sources) == 1 else path)  # a folder's name says more than that of a part of it
     folder = Path("data", re.sub(r"[*?[\]]", "", named.name.split(".")[0]).strip("-_") or "graph")
     command = ["marius-oac", "prepare", *sources]
-    command += ["--delimiter", options.delimiter] if options.delimiter else []
-    command += ["--columns", ",".join(options.columns)] if options.columns else []
+    command += ["--delimiter", delimiter] if delimiter else []
+    asked = ",".join(columns or (_read_columns(file) if file.doubtful else ()))
+    command += ["--columns", asked] if asked else []
     command += ["--out", str(folder)]
     shown = " ".join(map(_quoted, command))
     edges, relations = sum(_edges(each, len(first) * (each == path)) for each in files), first.num_columns == 3
     head = [f"The graph of {', '.join(sources)}. Prepare it first:", f"  {shown}"]
     notes = [] if os.path.exists(folder) else [f"prepare it first: {shown}"]
-    if guessed and len(guessed) == 3:
-        notes.insert(
-            0, f"the relation is column {plain(guessed[1])!r}, as it has the fewest values (--columns: others)"
-        )
     return _text(head, str(folder), relations, edges, edges, True), notes
 
 
@@ -94,54 +86,19 @@ def _quoted(word: str) -> str:
     return f"$'{''.join(escaped)}'".replace(r"\x09", r"\t")
 
 
-def _options(path: Path, delimiter: str | None) -> ReadOptions:
-    """The options with which `prepare` can read the file."""
-    if path.suffix.lower() == ".npy" or begins_with_comment(path):
-        return ReadOptions(delimiter=delimiter)
-    sample = sample_of(path, delimiter)
-    if sample.format != "csv":
-        return ReadOptions(columns=_columns(sample))
-    usual = {".csv": ",", ".tsv": "\t", ".txt": "\t", ".tab": "\t"}
-    suffixes = [suffix for suffix in path.suffixes if suffix.lower() != ".gz"]
-    known = usual.get(suffixes[-1].lower() if suffixes else "")
-    given = None if sample.delimiter == known else sample.delimiter
-    return ReadOptions(delimiter=given, columns=_columns(sample))
+def _read_columns(file: EdgeFile) -> list[str]:
+    """The columns that are read, as `--columns` names them."""
+    found = present(file.columns)
+    names = [str(number) if found.names is None else found.names[number] for number in found.chosen]
+    return names if all(name and "," not in name for name in names) else list(map(str, found.chosen))
 
 
-def begins_with_comment(path: Path) -> bool:
-    """Whether a text's first line is a comment of a file of edges."""
+def begins_as_edges_do(path: Path) -> bool:
+    """Whether a text's first line is a comment of a file of edges, or their number, as in OpenKE's files."""
     if path.suffix.lower() == ".parquet":
         return False
-    return next(read_pieces(path, 1), b"") == b"#"
-
-
-def _columns(sample: LogSample) -> tuple[str, ...] | None:
-    """The columns of the edges by name, or by number if they have no names; None: as `prepare` takes them.
-
-    If names don't tell, the one of three columns that has far fewer values than both others is the relation.
-    """
-    if _has_weights(sample):
-        return ("0", "1")
-    names, said = sample.names, sample.header and roles(sample.names) is not None
-    if len(names) != 3 or said or any(not name or "," in name for name in names):
-        return None
-    counts = [len(sample.columns[name].unique()) for name in names]
-    relation = int(np.argmin(counts))
-    head, tail = (number for number in range(3) if number != relation)
-    if counts[relation] * _FEWER > min(counts[head], counts[tail]) or (relation == 1 and not sample.header):
-        return None
-    return tuple(names[number] if sample.header else str(number) for number in (head, relation, tail))
-
-
-def _has_weights(sample: LogSample) -> bool:
-    """Whether the last of three columns without names holds fractions, which are no names of nodes."""
-    if sample.header or len(sample.names) != 3:
-        return False
-    try:
-        last = np.array([float(each) for each in sample.columns[sample.names[2]].to_pylist()])
-    except ValueError:
-        return False
-    return bool((last != np.floor(last)).any())
+    piece = next(read_pieces(path, 1 << 10), b"").removeprefix(b"\xef\xbb\xbf")
+    return piece[:1] == b"#" or re.match(rb"\d+\s*\n\d+[ \t]\d+[ \t]\d+\s*\n", piece) is not None
 
 
 def _edges(path: Path, first: int) -> int:

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from marius_oac.data.prepare.edge_names import is_relation, means_other, roles
+from marius_oac.data.prepare.edge_values import Choice, Values, choose
 from marius_oac.errors import InputError
-
-# fmt: off
-_HEADS = frozenset((
-    "head", "heads", "source", "src", "from", "subject", "start", "begin", "node1", "user", "follower", "citing",
-    "parent",
-))
-_TAILS = frozenset((
-    "tail", "tails", "target", "destination", "dest", "dst", "to", "object", "end", "node2", "item", "followee",
-    "followed", "cited", "child",
-))
-_RELATIONS = frozenset((
-    "relation", "relations", "rel", "predicate", "type", "label", "edge", "edgetype", "relationtype", "property",
-    "link", "linktype", "relationship",
-))
-_OTHERS = frozenset(("weight", "timestamp", "time", "date", "count", "rating", "score", "value", "year"))
-# fmt: on
-_INTEGER = re.compile(r"\s*[+-]?\d+\s*")
+from marius_oac.runtime.console import logger
+from marius_oac.types import present
 
 
 def column_names(count: int) -> list[str]:
@@ -33,55 +19,12 @@ def column_names(count: int) -> list[str]:
     return ["head", "relation", "tail"] if count == 3 else ["head", "tail"]
 
 
-def hold_names(first: Sequence[str], rows: Sequence[Sequence[str]], may_be_alone: bool = False) -> bool:
-    """Whether the fields of a first line are names of columns: they are well-known names, or all `rows` that follow
-    begin and end with integers and the first line does neither. Without rows they are none, unless they may be alone,
-    as in one of several files."""
-    if not (rows or may_be_alone) or any(len(row) != len(first) for row in rows):
-        return False
-    words = [_word(field) for field in first]
-    known = _HEADS | _TAILS | _RELATIONS | _OTHERS
-    if all(word in known for word in words) and _HEADS & set(words) and _TAILS & set(words):
-        return True
-    ends = (0, len(first) - 1)
-    are_ids = all(_INTEGER.fullmatch(row[end]) for row in rows for end in ends)
-    return bool(rows) and are_ids and not any(_INTEGER.fullmatch(first[end]) for end in ends)
-
-
-def roles(names: Sequence[str]) -> list[int] | None:
-    """The numbers of the columns of head, relation and tail, or of head and tail if no name means a relation; None if
-    the names don't tell."""
-    words = [_word(name) for name in names]
-    found = [_the_one(words, known) for known in (_HEADS, _RELATIONS, _TAILS)]
-    head, relation, tail = found
-    if head is None or tail is None:
-        return None
-    if relation is not None:
-        return [head, relation, tail]
-    others = [number for number, word in enumerate(words) if number not in (head, tail) and word not in {"", *_OTHERS}]
-    return [head, others[0], tail] if len(names) == 3 and others else [head, tail]
-
-
-def same_words(fields: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether these are the same, in any order, case and spacing."""
-    mine, theirs = (sorted(each.strip().casefold() for each in some) for some in (fields, names))
-    return mine == theirs
-
-
-def _the_one(words: Sequence[str], known: frozenset[str]) -> int | None:
-    """The index of the only word that is one of these; None if there is none or more than one."""
-    found = [number for number, word in enumerate(words) if word in known]
-    return found[0] if len(found) == 1 else None
-
-
-def _word(name: str) -> str:
-    """The name in lower case without punctuation and without the endings id, name and node: `source` of `source_id`,
-    `from` of `FromNode`, `start` of `:START_ID`."""
-    word = re.sub(r"[^a-z0-9]", "", name.lower())
-    for ending in ("id", "name", "node"):
-        shorter = word.removesuffix(ending)
-        word = shorter or word
-    return word
+def _plainly(names: Sequence[str]) -> list[int] | None:
+    """The columns that bear the very names by which this package writes edges."""
+    for known in (column_names(3), ["source", "destination"]):
+        if all(names.count(name) == 1 for name in known):
+            return [names.index(name) for name in known]
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +36,10 @@ class ReadOptions:
             Default: columns with such names if the file has names, else the file's two or three columns.
         relations: False ignores the relation column.
         header: whether a text file's first line holds column names; None: guessed, with a warning if it seems to.
-        delimiter: one character; default by suffix (tab for .tsv, .txt and .tab, comma for .csv).
-        comment: lines of a text file that begin with this are skipped and counted; "" for none.
+        delimiter: one character; default by suffix (tab for .tsv, .txt and .tab, comma for .csv) and the first lines.
+        comment: lines of a text file that begin with this are skipped and counted; "" for none; None: those with #,
+            unless these are edges, as of hashtags.
+        quotes: whether fields of a text file may be quoted; None: in a CSV, and where quotes stand around whole fields.
 
     Raises:
         InputError: there are not two or three columns, or the delimiter or comment is not one ASCII character.
@@ -104,7 +49,8 @@ class ReadOptions:
     relations: bool = True
     header: bool | None = None
     delimiter: str | None = None
-    comment: str = "#"
+    comment: str | None = None
+    quotes: bool | None = None
 
     def __post_init__(self) -> None:
         if self.columns is not None and len(self.columns) not in (2, 3):
@@ -160,6 +106,8 @@ class EdgeFile:
         before: the columns of earlier ones of these files, by kind. A text with the same names in its first line has
             them as a header, and none otherwise: files may be parts of one that was cut.
         called: what notes call it.
+        like: the columns of the train file. A file of another split without names has the same ones.
+        doubtful: whether which columns are meant is a guess, which was told of.
         columns: what `readers.read_edges` found; None: no rows.
         first_lines: the fields of a text's first lines, where none is before.
     """
@@ -171,6 +119,8 @@ class EdgeFile:
     one_of_several: bool = False
     before: Mapping[str, Columns] = field(default_factory=dict)
     called: str = ""
+    like: Columns | None = None
+    doubtful: bool = False
     columns: Columns | None = None
     first_lines: Sequence[Sequence[str]] = ()
 
@@ -188,41 +138,94 @@ class EdgeFile:
             if comparable and found.meant() != other.meant():
                 raise InputError(f"{found.meant()} here, {other.meant()} in {other.file}", self.path)
 
-    def select(self, width: int, names: Sequence[str] | None, first: Sequence[str] = ()) -> list[int]:
-        """The numbers of the columns to read, in the order head, relation (if used), tail.
+    def tell(self, line: str) -> None:
+        """Tells the user of a guess; of several files the first one's."""
+        if not self.before:
+            logger.warning(f"{self.called or self.path}: {line}")
+
+    def select(
+        self, width: int, names: Sequence[str] | None, rows: Sequence[Sequence[str]] = (), counted: bool = False
+    ) -> list[int]:
+        """The numbers of the columns to read, in the order head, relation (if used), tail. Tells of what is guessed
+        and of columns that are left out.
 
         Args:
             width: the number of columns of the file.
             names: their names, if the file has names.
-            first: the fields of a text's first line, for a message.
+            rows: the first rows, as texts.
+            counted: a first line gives their number, as in OpenKE's files: head, tail, relation.
 
         Raises:
             InputError: a column is missing, or it is unclear which columns are meant.
         """
         wanted = self.options.columns
-        if wanted is None:
-            for default in (("head", "relation", "tail"), ("source", "destination")):
-                if names and set(default) <= set(names):
-                    wanted = default
-                    break
-        said = roles(names) if names and wanted is None else None
         if wanted is not None:
             found = [self._find(column, width, names) for column in wanted]
-        elif said is not None:
-            found = said
-        elif width in (2, 3):
-            found = list(range(width))
+            if len(set(found)) != len(found):
+                raise InputError(f"the same column is named twice: {', '.join(wanted)}", self.path)
+        elif names is None and self.like is not None and self.like.width == width:
+            found = list(self.like.chosen)
         else:
-            between = (
-                "; say what is between them with --delimiter, such as ' '" if self.path.suffix != ".parquet" else ""
-            )
-            shown = names or first
-            seen = f"; the first line is {', '.join(map(repr, shown[:10]))}" if shown else ""
-            how = between if width < 2 else f"; say which with --columns HEAD,RELATION,TAIL, such as 0,1,2{seen}"
-            raise InputError(f"2 or 3 columns are expected, {width} found{how}", self.path)
-        if len(set(found)) != len(found):
-            raise InputError(f"the same column is named twice: {', '.join(wanted or ())}", self.path)
+            found = self._chosen(width, names, rows, counted)
         return found if self.options.relations else [found[0], found[-1]]
+
+    def _chosen(
+        self, width: int, names: Sequence[str] | None, rows: Sequence[Sequence[str]], counted: bool
+    ) -> list[int]:
+        values = [Values(texts) for texts in zip(*rows, strict=True)] if rows else []
+        said = _plainly(names) or roles(names) if names else None
+        if said is not None:
+            choice: Choice | None = self._by_names(said, present(names), values)
+        elif counted and width == 3 and values:
+            choice = self._of_openke(values)
+        elif width == 2 and not values:
+            choice = Choice([0, 1], {})
+        else:
+            others = [number for number, name in enumerate(names or ()) if means_other(name)]
+            choice = choose(values, others) if values else Choice([0, 1, 2], {}) if width == 3 else None
+        if choice is None:
+            shown = names or (rows[0] if rows else ())
+            seen = f"; the first line is {', '.join(map(repr, shown[:10]))}" if shown else ""
+            how = f"; say which with --columns HEAD,RELATION,TAIL, such as 0,1,2{seen}"
+            if width < 2:
+                how = (
+                    "; say what is between them with --delimiter, such as ' '" if self.path.suffix != ".parquet" else ""
+                )
+            raise InputError(f"2 or 3 columns are expected, {width} found{how}", self.path)
+        titles = [f"column {number}" for number in range(width)] if names is None else [f"'{name}'" for name in names]
+        left = [
+            f"{titles[number]} ({what})" if what else titles[number] for number, what in sorted(choice.left.items())
+        ]
+        if left:
+            self.tell(f"left out: {', '.join(left)} (--columns)")
+        if choice.doubt:
+            self.doubtful = True
+            meant = ", ".join(titles[number] for number in choice.chosen)
+            self.tell(f"{', '.join(column_names(len(choice.chosen)))}: {meant}; {choice.doubt} (--columns)")
+        return choice.chosen
+
+    def _by_names(self, said: list[int], names: Sequence[str], values: Sequence[Values]) -> Choice:
+        """Head and tail by their names; a third column that may be a relation by its values."""
+        left = {number: values[number].is_no_name if values else "" for number in range(len(names))
+                if number not in said and names[number]}  # fmt: skip
+        if len(said) == 3 and values:
+            kind = values[said[1]]
+            if kind.is_no_name or kind.floats:
+                return Choice([said[0], said[2]], left | {said[1]: kind.is_no_name})
+            if names[said[1]].lower() == "label" and kind.integers is not None:
+                return Choice(said, left, f"numbers such as {kind.example} may be labels of the edges, not relations")
+        if len(said) == 2 and len(names) == 3 and left and values:
+            (third,) = left
+            if is_relation(names[third], values[third]):
+                return Choice([said[0], third, said[1]], {}, "the name of the relation's column is not known")
+        return Choice(said, left)
+
+    def _of_openke(self, values: Sequence[Values]) -> Choice:
+        counts = [len(each.different) for each in values]
+        if counts[1] * 4 <= min(counts[0], counts[2]):
+            return Choice([0, 1, 2], {}, "after a line with a number OpenKE writes head, tail, relation")
+        sure = "2id" in self.path.name or counts[2] * 4 <= min(counts[:2])
+        return Choice([0, 2, 1], {}, "" if sure else "read as OpenKE's file, as its first line is a number")
 
     def _find(self, column: str, width: int, names: Sequence[str] | None) -> int:
         if names and column in names:

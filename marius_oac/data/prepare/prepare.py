@@ -29,7 +29,7 @@ from marius_oac.data.prepare.sources import Source, files_of, partitioned_by, se
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
-from marius_oac.runtime.files.atomic import sync
+from marius_oac.runtime.files.atomic import check_place, sync
 from marius_oac.runtime.files.unfinished import flush_folder, new_part
 from marius_oac.runtime.progress import Progress
 from marius_oac.runtime.standstill import watched
@@ -151,7 +151,7 @@ class PreparedGraph:
                 drawn = " and ".join(f"{count:,} for {split}" for split, count in self.unseen_edges.items())
                 lines.append(f"  {unseen:,} edges went to train instead ({drawn} were drawn): it had none of {names}")
             else:
-                done = "kept" if self.unseen == "keep" else "skipped"
+                done = "kept" if self.unseen == "keep" else "skipped; published results rank them (--unseen keep)"
                 lines.append(f"  {unseen:,} edges of valid and test with {names} that train lacks, {done}")
         if self.copy is not None:
             copies = " and ".join(f"{count:,} edges of {split}" for split, count in self.copies.items() if count)
@@ -175,6 +175,7 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
             needed at least (see `room`). No files are left then.
     """
     out = Path(request.out)
+    check_place(out)
     if os.path.lexists(out):
         raise InputError("exists already; choose another folder or remove it", out)
     dataset = _known_dataset(request)
@@ -333,6 +334,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     Raises:
         InputError: it can't be made there, `out` was created meanwhile, or the disk is full.
     """
+    check_place(out)
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(new_part(out))

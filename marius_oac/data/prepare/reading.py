@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from marius_oac.data.prepare.edge_file import Columns, EdgeFile, ReadOptions, hold_names
+from marius_oac.data.prepare.edge_file import Columns, EdgeFile, ReadOptions
+from marius_oac.data.prepare.edge_names import hold_names
 from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.readers import check_readable, is_text, read_edges
 from marius_oac.data.prepare.remote import fetched, is_address, shown
@@ -47,39 +48,50 @@ def read_files(
             edges in those of a split.
     """
     ends, comment_lines = {}, 0
+    like: Columns | None = None
     for split in ("all", *SPLITS):
         if split in files:
-            comment_lines += _read_split(encoder, files[split], read, out, work)
+            lines, found = _read_split(encoder, files[split], read, out, work, like)
+            comment_lines, like = comment_lines + lines, like or found
         ends[split] = encoder.rows
     return (ends["train"], ends["valid"], ends["test"]), comment_lines
 
 
-def _read_split(encoder: Encoder, files: Sequence[Source], read: ReadOptions, out: Path, work: Path) -> int:
-    """Returns the number of comment lines."""
+def _read_split(
+    encoder: Encoder, files: Sequence[Source], read: ReadOptions, out: Path, work: Path, like: Columns | None
+) -> tuple[int, Columns | None]:
+    """Returns the number of comment lines, and the columns. `like`: those of train."""
     if len(files) == 1:
         with fetched(files[0], work / "fetched") as path:
             if is_address(files[0]):
                 check_room([path], out)
-            return _read_file(encoder, EdgeFile(path, read, called=shown(str(files[0]))))
-    reader, first = _Several(encoder, read, work, len(files)), encoder.rows
+            only = EdgeFile(path, read, called=shown(str(files[0])), like=like)
+            return _read_file(encoder, only), only.columns
+    reader, first = _Several(encoder, read, work, len(files), like), encoder.rows
     for file in files:
         reader.read(file)
     reader.end()
     if encoder.rows == first:
         raise InputError(f"none of {len(files):,} files has edges", shown(str(files[0])))
-    return reader.comment_lines
+    return reader.comment_lines, reader.columns
 
 
 class _Several:
     """Reads files one after the other. A text of one line, a header or an edge, waits until another text shows which;
     what follows waits with it."""
 
-    def __init__(self, encoder: Encoder, read: ReadOptions, work: Path, count: int):
+    def __init__(self, encoder: Encoder, read: ReadOptions, work: Path, count: int, like: Columns | None):
         self._encoder, self._options, self._work, self._count = encoder, read, work, count
+        self._like = like
         self._seen: dict[str, Columns] = {}
         self._waiting: list[Source] = []
         self._lines: list[Sequence[str]] = []  # of texts that wait
         self._done = self.comment_lines = 0
+
+    @property
+    def columns(self) -> Columns | None:
+        """Those of the first file with edges."""
+        return next(iter(self._seen.values()), None)
 
     def read(self, file: Source) -> None:
         with fetched(file, self._work / "fetched") as path:
@@ -98,7 +110,7 @@ class _Several:
 
     def _text_waits(self, path: Path, name: str) -> bool:
         """Whether a text must wait; notes its columns if it shows them. One without lines tells nothing."""
-        file = EdgeFile(path, self._options, one_of_several=True, called=name)
+        file = EdgeFile(path, self._options, one_of_several=True, called=name, like=self._like)
         edges = read_edges(file)
         next(edges, None)
         edges.close()
@@ -126,7 +138,7 @@ class _Several:
 
     def _read(self, path: Path, name: str) -> None:
         self._done += 1
-        file = EdgeFile(path, self._options, one_of_several=True, before=self._seen, called=name)
+        file = EdgeFile(path, self._options, one_of_several=True, before=self._seen, called=name, like=self._like)
         self.comment_lines += _read_file(self._encoder, file, f" ({self._done:,} of {self._count:,})")
         if file.columns is not None:
             self._seen.setdefault(file.columns.kind, file.columns)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from marius_oac.data.prepare.edge_arrays import ARRAYS
 from marius_oac.data.prepare.repetitions import SORTED_EDGES
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
@@ -67,8 +68,10 @@ def _edges(path: Path) -> tuple[int, int, int]:
     as nothing: reading says why."""
     with suppress(OSError, pa.ArrowException, InputError, zlib.error):
         if path.suffix.lower() == ".npy":
-            rows = npy_header(path)[0][0]
+            rows = max(npy_header(path)[0])
             return rows, rows, 0
+        if path.suffix.lower() in ARRAYS:
+            return 0, 0, 0
         if path.suffix.lower() == ".parquet":
             with pq.ParquetFile(path) as file:
                 return file.metadata.num_rows, file.metadata.num_rows, 0

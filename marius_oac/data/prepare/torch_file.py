@@ -30,7 +30,7 @@ _PIECE = 1 << 20
 
 
 class TorchFile:
-    """A dict that torch.save wrote. Make it with `open_torch_file`.
+    """A dict, a tensor or PyTorch Geometric's Data that torch.save wrote. Make it with `open_torch_file`.
 
     Args:
         values: what the reader says of each value, by name.
@@ -50,11 +50,16 @@ class TorchFile:
                 self._texts[name] = known, np.frombuffer(numbers, f"u{size}", count, place)
                 place += size * count
 
-    def integers(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+    @property
+    def names(self) -> list[str]:
+        """The names of what can be read."""
+        return [name for name, value in self._values.items() if "wrong" not in value]
+
+    def integers(self, name: str, shape: tuple[int | None, ...] | None) -> np.ndarray:
         """An array of integers, mapped from the file or from a copy in the work folder.
 
         Args:
-            shape: the expected one; None for a length that may be any.
+            shape: the expected one; None for a length that may be any, or for any shape.
 
         Raises:
             InputError: there is none of this name, type and shape.
@@ -65,6 +70,7 @@ class TorchFile:
         if "wrong" in found:
             raise InputError(f"{name!r}: {found['wrong']}", self.path)
         there = found["shape"]
+        shape = (None,) * len(there) if shape is None else shape
         if len(there) != len(shape) or any(want not in (None, has) for want, has in zip(shape, there, strict=True)):
             wanted = ", ".join("any" if each is None else f"{each:,}" for each in shape)
             raise InputError(f"{name!r} is an array {there}; [{wanted}] is expected", self.path)
@@ -106,7 +112,7 @@ class TorchFile:
 
 @contextmanager
 def open_torch_file(path: Path, work: Path) -> Iterator[TorchFile]:
-    """Opens a file of torch.save that holds a dict.
+    """Opens a file of torch.save that holds a dict, a tensor, whose name is then "", or PyTorch Geometric's Data.
 
     Args:
         work: an existing folder for copies of arrays.

@@ -74,6 +74,18 @@ class Array:
         _of(Kind, self.kind), _of(bool, self.fortran)
 
 
+class Graph:
+    """In place of PyTorch Geometric's `Data` and of what this keeps its tensors in."""
+
+    def build(self, state: Any) -> None:
+        self.values = _of(dict, state)
+
+    def tensors(self) -> Any:
+        """The dict of its tensors."""
+        store = self.values.get("_store", self)
+        return _of(Graph, store).values.get("_mapping", self.values)
+
+
 class Texts:
     """In place of a list: the different texts and the number of each; none where it has other values, too."""
 
@@ -114,6 +126,8 @@ _NAMES: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): Kind,
     ("__builtin__", "bytes"): lambda: Span(0, 0, False),
     ("builtins", "bytes"): lambda: Span(0, 0, False),
+    ("torch_geometric.data.data", "Data"): Graph,
+    ("torch_geometric.data.storage", "GlobalStorage"): Graph,
     ("collections", "OrderedDict"): lambda: {},
     ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: Tensor(*arguments[:4]),
     **{("torch", kind): kind for kind in _STORAGES},
@@ -169,15 +183,22 @@ class Unpickler(pickle._Unpickler):
 
     def _build(self) -> None:
         state = self.stack.pop()
-        if type(self.stack[-1]) not in (Array, Kind):
+        if type(self.stack[-1]) not in (Array, Kind, Graph):
             raise Damaged("it builds an object that is not read here")
         self.stack[-1].build(state)
+
+    def _new(self) -> None:
+        arguments, kind = self.stack.pop(), self.stack.pop()
+        if kind is not Graph or arguments != ():
+            raise Damaged("it makes an object that is not read here")
+        self.append(Graph())
 
     dispatch = {code: pickle._Unpickler.dispatch[code] for code in _OPERATIONS} | {
         ord("\x80"): _protocol,
         ord("\x95"): lambda self: self.read(8),  # a frame
         ord("]"): lambda self: self.append(Texts()),
         ord("b"): _build,
+        ord("\x81"): _new,
         ord("X"): lambda self: self._kept(4, True),
         ord("\x8c"): lambda self: self._kept(1, True),
         ord("\x8d"): lambda self: self._kept(8, True),
@@ -236,7 +257,7 @@ def one_by_one(content: mmap.mmap) -> tuple[Any, dict[str, Span]]:
     version, machine, value, keys = (unpickled(content) for _ in range(4))
     if version != _VERSION or machine.get("little_endian") is not True:
         raise Damaged("it was written by another version of torch, or on a machine of another byte order")
-    places, tensors = dict[str, Span](), [each for each in _of(dict, value).values() if type(each) is Tensor]
+    places, tensors = dict[str, Span](), [each for each in named(value).values() if type(each) is Tensor]
     kinds = {each.stored[1]: each.stored[0] for each in tensors}
     names = list(_of(Texts, keys).known)
     for key in (names[number] for number in keys.numbers):
@@ -285,12 +306,19 @@ def limit(size: int) -> None:
         resource.setrlimit(none, (0, 0))
 
 
+def named(value: Any) -> dict[str, Any]:
+    """The values of a dict or graph by name, also of the first of several; a tensor alone has the name ""."""
+    value = value[0] if type(value) is tuple and value else value
+    value = value.tensors() if type(value) is Graph else value
+    return {"": value} if type(value) is Tensor else _of(dict, value)
+
+
 def told(content: mmap.mmap) -> dict[str, Any]:
     """What the line says."""
     values: dict[str, Any] = {}
     try:
         value, places = zipped(content) if content[:2] == b"PK" else one_by_one(content)
-        for name, each in _of(dict, value).items():
+        for name, each in named(value).items():
             try:
                 found = described(each, places)
             except Damaged as error:

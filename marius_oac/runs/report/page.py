@@ -16,7 +16,7 @@ from marius_oac.runs.report.curves import AXES
 from marius_oac.runs.report.drawing import check_matplotlib
 from marius_oac.runs.report.history import read_history
 from marius_oac.runs.report.parts import Figure, Report, Section, Table
-from marius_oac.runtime.files.atomic import check_no_link, disk_errors, make_folder, write_atomically
+from marius_oac.runtime.files.atomic import check_no_link, check_place, disk_errors, make_folder, write_atomically
 
 REPORT = "report.html"
 MOST_RUNS = 8
@@ -45,6 +45,7 @@ def write_report(
 
 def write_page(target: Path, make: Callable[[], str]) -> Path:
     """Writes a page that `make` makes, if it can be written there; returns `target`. Raises InputError if it can't."""
+    check_place(target)
     check_no_link(target)
     if target.is_dir():
         raise InputError("is a folder: name a file", target)

@@ -174,6 +174,20 @@ def write_flushed(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has made one slash of two
+
+
+def check_place(path: str | Path) -> None:
+    """Raises InputError where a user's new file or folder can't be: at an address, or where its path is not UTF-8, with
+    which what is written there could not be found again."""
+    if _ADDRESS.match(str(path)):
+        raise InputError("is an address; this is written to a local folder: copy it there afterwards", path)
+    try:
+        os.path.abspath(path).encode()
+    except UnicodeEncodeError:
+        raise InputError("its path is not UTF-8: choose another folder", os.path.abspath(path)) from None
+
+
 def make_folder(path: Path) -> None:
     """Makes a folder and those above it, where they are missing, and flushes them, so that they survive a power cut."""
     if path.is_dir():

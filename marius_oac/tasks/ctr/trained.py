@@ -30,7 +30,7 @@ from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import num_threads, reading_device
 from marius_oac.runtime.console import logger
-from marius_oac.runtime.files.atomic import appearing
+from marius_oac.runtime.files.atomic import appearing, check_place
 from marius_oac.tasks.ctr.distinct import DistinctIds
 from marius_oac.tasks.ctr.evaluate import evaluate_files
 from marius_oac.tasks.ctr.nearest import ColumnRows, nearest_values
@@ -158,6 +158,7 @@ class TrainedClickModel(TrainedRun):
             raise InputError("name the file to write: .parquet, .csv or .tsv, or .gz of the texts", "--out")
         out = Path(out)
         check_suffix(out)
+        check_place(out)
         if os.path.lexists(out):
             raise InputError("exists already", out)
         files = scan_files(data, self.config.data, with_labels=False)

@@ -26,6 +26,7 @@ from marius_oac.errors import InputError, shown
 from marius_oac.runs.folder.about import differences
 from marius_oac.runtime.files.atomic import (
     check_no_link,
+    check_place,
     disk_errors,
     json_text,
     make_folder,
@@ -96,6 +97,7 @@ class TrialsFolder:
         Raises:
             InputError: it is something else, or a search over other settings, or another process is at it.
         """
+        check_place(self.path)
         if self.path.exists() and not (self.path / SEARCH).is_file() and any(self.path.iterdir()):
             raise InputError("exists already, and is no search; choose another --out", self.path)
         with disk_errors(self.path), ExitStack() as stack:
