@@ -204,10 +204,10 @@ class Task(ABC):
     def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> dict[str, float] | None:
         """Metrics that must be measured before an epoch is trained; None: there are none. `among`: see `evaluate`."""
 
+    @abstractmethod
     def predicted(self, step: Step, among: Peers) -> dict[str, float]:
         """Metrics of the batches since the last call, each of which `step` predicted before it trained on it; empty: it
         doesn't predict. Collective."""
-        return {}
 
     @abstractmethod
     def check_data_from(self, batch_index: int) -> None:

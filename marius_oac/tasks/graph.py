@@ -30,13 +30,13 @@ from marius_oac.runs.segments import LocalSegments
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.numbered import NumberedRows
 from marius_oac.runs.stores import Tables
-from marius_oac.runs.task import Components, Task
+from marius_oac.runs.task import Components, Peers, Task
 from marius_oac.runtime.files.untrusted_arrays import read_npy
 from marius_oac.runtime.machine import cgroups
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import GivenInitial, RowInitial
-from marius_oac.types import Planner
+from marius_oac.types import Planner, Step
 
 GraphConfig = Config | NodeClassificationConfig
 _LEAST_EDGE_BYTES = 64 << 20
@@ -73,6 +73,10 @@ class TaskOnGraph(Task):
 
     def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> None:
         """None: nothing is measured."""
+
+    def predicted(self, step: Step, among: Peers) -> dict[str, float]:
+        """Nothing."""
+        return {}
 
     def check_data_from(self, batch_index: int) -> None:
         """Nothing: the fingerprint of the graph says that it is the same."""

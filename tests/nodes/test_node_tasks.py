@@ -128,7 +128,7 @@ def test_keys_are_admitted_in_the_order_of_batches_and_trainers(days, tmp_path, 
     assert found.test["auc"] == pytest.approx(alone.summary["test.auc"], abs=0.03)
 
 
-@pytest.mark.parametrize("parts", [4, None])
+@pytest.mark.parametrize("parts", [4, slow(None)])
 def test_batches_are_predicted_by_all_trainers_together(days, parts):
     """With virtual parts they have the same bits on any number of trainers, and so have the metrics."""
     config = clicks(days, "training.progressive_by=batch", f"nodes.parts={parts or 'null'}", "data.shuffle=0")

@@ -234,7 +234,10 @@ def forward(monkeypatch):
 BY_BATCH = ("training.epochs=1", "training.progressive=true", "training.progressive_by=batch")
 
 
-@pytest.mark.parametrize("network", ["deepfm", "dien"])
+DEEPFM_AND_DIEN = pytest.mark.parametrize("network", ["deepfm", pytest.param("dien", marks=pytest.mark.slow)])
+
+
+@DEEPFM_AND_DIEN
 def test_a_batch_is_predicted_with_what_it_is_trained_from(days, tmp_path, forward, network):
     """The metrics of the batches between two checkpoints are those of training's own forward passes."""
     config = ctr_config(days[:2], *BY_BATCH, "checkpoint.every_batches=2", network=network)
@@ -260,7 +263,7 @@ def test_a_batch_is_predicted_with_what_it_is_trained_from(days, tmp_path, forwa
     assert summary["progressive.log_loss"] == pytest.approx(loss, rel=1e-12)
 
 
-@pytest.mark.parametrize("network", ["deepfm", "dien"])
+@DEEPFM_AND_DIEN
 def test_predicting_batches_changes_no_bit_of_training(days, tmp_path, network):
     noisy = ("training.epochs=1", "model.batch_norm=true", "model.dropout=0.3")
     for name, how in (("off", ()), ("file", BY_BATCH[1:2]), ("batch", BY_BATCH[1:])):

@@ -40,13 +40,13 @@ class Network(nn.Module):
         first_order: rows have one more float, and `Inputs.first_order` is given.
         embeddings: False if rows are only first-order weights.
         takes_sequences: False if the network ignores sequences; a schema with sequences is refused then.
-        auxiliary: a loss that `forward` may set in training, a float of no dimensions: it is added to the batch's.
+        auxiliary_loss: a loss that `forward` may set in training, a float of no dimensions: it is added to the batch's.
     """
 
     first_order: bool = False
     embeddings: bool = True
     takes_sequences: bool = False
-    auxiliary: Tensor | None = None
+    auxiliary_loss: Tensor | None = None
 
     def __init__(self, schema: Schema, config: NetworkConfig) -> None:
         super().__init__()

@@ -191,11 +191,11 @@ class CtrStep(Updated):
 
     def _auxiliary(self) -> torch.Tensor:
         """The network's auxiliary loss, which it then has no longer. Raises InputError if it is something else."""
-        found, self._network.auxiliary = present(self._network.auxiliary), None
+        found, self._network.auxiliary_loss = present(self._network.auxiliary_loss), None
         if isinstance(found, torch.Tensor) and found.shape == () and found.is_floating_point():
             return found
         what = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        raise InputError(f"forward sets auxiliary to {what}; a float of no dimensions is needed", KEY)
+        raise InputError(f"forward sets auxiliary_loss to {what}; a float of no dimensions is needed", KEY)
 
     def _differentiate(
         self, gathered: Gathered, numbers: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
@@ -207,7 +207,7 @@ class CtrStep(Updated):
             padded=tuple(sheet.detach().requires_grad_() for sheet in gathered.padded),
         )
         loss = binary_cross_entropy_with_logits(self._logits(self._inputs(leaves, numbers)), labels, weights)
-        loss = loss + self._auxiliary() if self._network.auxiliary is not None else loss
+        loss = loss + self._auxiliary() if self._network.auxiliary_loss is not None else loss
         loss.backward()
         gradients = leaves._replace(
             values=_gradient(leaves.values),

@@ -336,9 +336,9 @@ def test_the_auxiliary_loss_number_by_number(seed, lengths):
         network(inputs)
     each = zip(network.evolutions, inputs.sequences.values(), draws, strict=True)
     expected = [naive_auxiliary(evolution, *sequence, drawn) for evolution, sequence, drawn in each]
-    assert network.auxiliary.item() == pytest.approx(0.5 * sum(loss for loss, _ in expected), rel=1e-9, abs=1e-12)
+    assert network.auxiliary_loss.item() == pytest.approx(0.5 * sum(loss for loss, _ in expected), rel=1e-9, abs=1e-12)
     if not any(pairs for _, pairs in expected):
-        assert network.auxiliary.item() == 0
+        assert network.auxiliary_loss.item() == 0
 
 
 def test_there_is_an_auxiliary_loss_in_training_alone_and_if_it_has_weight():
@@ -346,7 +346,7 @@ def test_there_is_an_auxiliary_loss_in_training_alone_and_if_it_has_weight():
     for training, weight in ((False, 1.0), (True, 0.0)):
         network = make("dien", schema, auxiliary_loss=weight).train(training)
         network(draw_inputs(schema, network))
-        assert network.auxiliary is None
+        assert network.auxiliary_loss is None
 
 
 def test_an_auxiliary_loss_moves_interests_clicks_and_negatives():
@@ -357,7 +357,7 @@ def test_an_auxiliary_loss_moves_interests_clicks_and_negatives():
     padded, _ = inputs.sequences["s0"]
     padded.requires_grad_()
     network(inputs)
-    network.auxiliary.backward()
+    network.auxiliary_loss.backward()
     moved = {name for name, each in network.named_parameters() if each.grad is not None and each.grad.any()}
     assert moved and {name.split(".")[2] for name in moved} == {"extractor"}
     assert padded.grad[0].any(1).all() and not padded.grad[1].any() and not padded.grad[2, 2:].any()

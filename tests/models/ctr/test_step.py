@@ -284,7 +284,7 @@ def test_a_networks_auxiliary_loss_is_added(tensors, monkeypatch):
 
     def forward(self, inputs):
         if self.training and inputs.numbers[0, 0] == batch.data.numbers[0, 0]:
-            self.auxiliary = 30 * inputs.stacked.square().mean() + self.out.bias.square().sum()
+            self.auxiliary_loss = 30 * inputs.stacked.square().mean() + self.out.bias.square().sum()
         return real(self, inputs)
 
     monkeypatch.setattr(SmallNetwork, "forward", forward)
@@ -311,10 +311,10 @@ def test_a_networks_auxiliary_loss_is_added(tensors, monkeypatch):
 def test_an_auxiliary_loss_of_another_kind_is_refused(what, said, monkeypatch):
     batch, real = draw("equal"), SmallNetwork.forward
     monkeypatch.setattr(
-        SmallNetwork, "forward", lambda self, inputs: setattr(self, "auxiliary", what) or real(self, inputs)
+        SmallNetwork, "forward", lambda self, inputs: setattr(self, "auxiliary_loss", what) or real(self, inputs)
     )
     step = batch.step(config := configure())
-    with pytest.raises(InputError, match=rf"^model.network: forward sets auxiliary to {said}; a float of no dim"):
+    with pytest.raises(InputError, match=rf"^model.network: forward sets auxiliary_loss to {said}; a float of no dim"):
         step.compute(batch.rows(config), batch.data, 0)
     step.close()
 

@@ -123,5 +123,5 @@ class DIEN(Network):
         states, interests = zip(*found, strict=True)
         if self.training and self.auxiliary_weight:
             losses = [auxiliary_loss(own, *each) for own, each in zip(interests, sequences, strict=True)]
-            self.auxiliary = self.auxiliary_weight * torch.stack(losses).sum()
+            self.auxiliary_loss = self.auxiliary_weight * torch.stack(losses).sum()
         return self.deep(torch.cat((side_by_side(inputs), *states), 1)).squeeze(1)
