@@ -57,6 +57,13 @@ class Good(Network):
         return self.product(torch.cat((*inputs.fields, inputs.numbers), 1)).squeeze(1)
 
 
+class Rectified(Good):
+    """Where an input is negative the gradient is 0, and the network learns all the same."""
+
+    def forward(self, inputs):
+        return self.product(torch.relu(torch.cat((*inputs.fields, inputs.numbers), 1))).squeeze(1)
+
+
 class OfTheBatch(Good):
     def forward(self, inputs):
         logits = super().forward(inputs)
@@ -117,6 +124,7 @@ class Counted(Good):
 )
 def test_mistakes_of_a_network_are_found(wrong, said):
     check_network(Good)
+    check_network(Rectified)
     with pytest.raises(AssertionError, match=said):
         check_network(wrong)
 
