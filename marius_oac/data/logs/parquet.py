@@ -122,8 +122,8 @@ class ParquetLog:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A file that is open: the rows that are decoded at once, the rows of each row group, the columns that are read; with
-    `pieces` also the column chunks of each row group."""
+    """A file that is open: the rows that are decoded at once, the rows of each row group, the columns that are read;
+    with `pieces` also the column chunks of each row group."""
 
     file: pa.OSFile
     parquet: pq.ParquetFile
