@@ -58,6 +58,7 @@ def child(start: dict, log: Path) -> int:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    standstill.in_command = lambda: False  # the one timer of faulthandler is this one
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "signal" in start:

@@ -224,6 +224,7 @@ def test_a_signal_that_the_main_thread_does_not_hear_is_answered_beside_it(monke
         libc.pthread_mutex_unlock(mutex)
 
     monkeypatch.setattr(standstill, "tell", tell)
+    monkeypatch.setattr(standstill, "in_command", lambda: True)  # tests are none
     monkeypatch.setattr(standstill, "STOPPING_SECONDS", 0.01)
     with pytest.raises(StopSignal), stopped_by_signals(), watched(5.0), Activity("a lock is being waited for"):
         libc.pthread_mutex_lock(mutex)
