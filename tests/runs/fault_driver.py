@@ -25,6 +25,7 @@ import torch
 import marius_oac.training.local as training
 from marius_oac.cli.commands import main
 from marius_oac.runs.session import Session
+from marius_oac.runtime import standstill
 from tests.pipeline.toy import STAGES
 
 HANG_SECONDS = 60
