@@ -290,6 +290,7 @@ class TrainingLoop:
         return bool(stopped or at_batches or at_epochs or before_evaluation or batch_index == self.schedule.last)
 
     def _save(self) -> None:
+        self.session.task.check_unchanged()
         self.folder.write_learned(self.session.task.learned_files())
         try:
             self.folder.checkpoints.save(

@@ -213,6 +213,10 @@ class Task(ABC):
     def check_data_from(self, batch_index: int) -> None:
         """Raises CheckpointError if data that batches from `batch_index` on need are missing, or have changed."""
 
+    def check_unchanged(self) -> None:
+        """Raises InputError if data that are being trained on have changed; called before each checkpoint."""
+        return
+
     @abstractmethod
     def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
         """Raises InputError if the run can't train on all of its files from number `first` on, which it was given to

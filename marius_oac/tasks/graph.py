@@ -81,6 +81,10 @@ class TaskOnGraph(Task):
     def check_data_from(self, batch_index: int) -> None:
         """Nothing: the fingerprint of the graph says that it is the same."""
 
+    def check_unchanged(self) -> None:
+        """See `Task.check_unchanged`."""
+        self.graph.check_unchanged()
+
     def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
         """Nothing: a graph does not grow."""
 

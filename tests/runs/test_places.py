@@ -3,11 +3,14 @@
 import os
 import shutil
 
+import numpy as np
 import pytest
 
 from marius_oac import train
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.logs.run_log import RunLog
+from marius_oac.errors import InputError
+from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import with_paths
 from tests.click_logs import ctr_config, small_log
@@ -169,3 +172,30 @@ class Graph:
 
 def at(path):
     return f"/x/{path}"
+
+
+def overwrites(path, column, value):
+    """A probe that sets a column of the training edges, in the file that is mapped."""
+
+    def probe(stage, batch):
+        if (stage, batch) == ("compute", 5):
+            edges = np.load(path, mmap_mode="r+")
+            edges[:, column] = edges[:, column] if value is None else value
+            os.utime(path, ns=(0, 0))
+
+    return probe
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "where"),
+    [(0, 10**6, "data.path"), (0, -1, "data.path"), (1, 9, "data.path"), (2, 0, "graph/train.npy"), (2, None, None)],
+)
+def test_training_edges_that_are_overwritten_while_they_are_mapped_end_the_run(tmp_path, column, value, where):
+    graph, run = tiny_graph(tmp_path), tmp_path / "run"
+    probe = overwrites(graph.path / "train.npy", column, value)
+    if where is None:
+        assert train(tiny_config(graph), run, probe=probe).summary
+        return
+    with pytest.raises(InputError, match=f"{where}: has changed since the run began"):
+        train(tiny_config(graph), run, probe=probe)
+    assert not Checkpoints(run / "checkpoints").names()

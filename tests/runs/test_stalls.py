@@ -129,6 +129,18 @@ def test_other_work_of_a_run_is_named(work, graph, stall, tmp_path):
     assert len(calls) >= call
 
 
+def test_each_block_of_a_checkpoint_is_progress(graph, tmp_path, monkeypatch):
+    moved = []
+
+    class Counted(standstill.Activity):
+        def moved(self):
+            moved.append(self.what)
+
+    monkeypatch.setattr(checkpoint, "Activity", Counted)
+    train(tiny_config(graph, "training.epochs=1", "evaluation.every=0"), tmp_path / "run")
+    assert moved == ["checkpoint 0000000025 is at table 'entities'"]
+
+
 def test_each_command_has_the_seconds_of_its_run(graph, tmp_path, monkeypatch):
     seen = []
 

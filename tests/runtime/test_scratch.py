@@ -82,6 +82,21 @@ def test_one_that_another_process_removes_before_it_is_held_is_made_again(place,
         assert len(made) == 2 and str(folder) == made[1] and folder.is_dir()
 
 
+def test_so_is_one_that_is_removed_just_before_it_is_held(place, monkeypatch):
+    lock, taken = scratch.fcntl.flock, []
+
+    def take(descriptor, how):
+        if not taken:
+            taken.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            os.rmdir(taken[0])
+        lock(descriptor, how)
+
+    monkeypatch.setattr(scratch.fcntl, "flock", take)
+    with scratch_folder() as folder:
+        assert folder.is_dir() and str(folder) != taken[0]
+    assert left(place) == []
+
+
 def test_where_there_are_no_locks_nothing_is_removed(place, monkeypatch):
     def refuse(*args):
         raise OSError("no locks")

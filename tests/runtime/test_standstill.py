@@ -67,7 +67,7 @@ def test_nothing_is_said_while_anything_gets_on(clock, watch, lines):
         for _ in range(3):
             pass_time(clock, watch, 59)
             with Activity("work is begun and ended"):
-                pass
+                pass_time(clock, watch, 59)
         pass_time(clock, watch, 59)
     pass_time(clock, watch, 500)  # nobody works
     assert not lines
@@ -131,11 +131,17 @@ def test_the_innermost_work_of_each_thread_is_named_and_first_what_is_within_oth
         assert entered.acquire(timeout=PATIENCE)
         return thread
 
-    threads = [hold(50, "stage read holds batch 2"), hold(20, "stage compute holds batch 1", "a kernel is compiled")]
+    threads = [
+        hold(30, "stage write holds batch 0"),
+        hold(50, "stage read holds batch 2"),
+        hold(20, "stage compute holds batch 1", "a kernel is compiled"),
+    ]
     clock.now = 100.0
     with Waiting("nobody holds a batch"):
-        assert waits_for() == "a kernel is compiled for 20 s; stage read holds batch 2 for 50 s"
-        assert waits_for(30.0) == "stage read holds batch 2 for 50 s"
+        assert waits_for() == (
+            "a kernel is compiled for 20 s; stage read holds batch 2 for 50 s; stage write holds batch 0 for 30 s"
+        )
+        assert waits_for(31.0) == "stage read holds batch 2 for 50 s"
         assert waits_for(51.0) == ""
         leave.set()
         for thread in threads:
@@ -172,7 +178,9 @@ def test_each_step_of_progress_is_seen(clock, watch, lines):
         for _ in range(4):
             pass_time(clock, watch, 59)
             progress.add(1)
-    assert not lines
+        assert not lines
+        pass_time(clock, watch, 60)
+    assert lines[0] == "no progress for 60 s: ranking stands at 4 scores for 60 s"
 
 
 def test_a_request_to_stop_is_told_what_it_waits_for(clock, watch, lines):
@@ -216,6 +224,7 @@ def test_a_signal_that_the_main_thread_does_not_hear_is_answered_beside_it(monke
         libc.pthread_mutex_unlock(mutex)
 
     monkeypatch.setattr(standstill, "tell", tell)
+    monkeypatch.setattr(standstill, "in_command", lambda: True)  # tests are none
     monkeypatch.setattr(standstill, "STOPPING_SECONDS", 0.01)
     with pytest.raises(StopSignal), stopped_by_signals(), watched(5.0), Activity("a lock is being waited for"):
         libc.pthread_mutex_lock(mutex)
@@ -225,6 +234,7 @@ def test_a_signal_that_the_main_thread_does_not_hear_is_answered_beside_it(monke
             libc.pthread_mutex_lock(mutex)
         finally:
             timer.join()
+    assert signal.set_wakeup_fd(-1) == -1
     assert told[0].startswith("stopping: a lock is being waited for for ")
 
 
@@ -277,6 +287,7 @@ with stopped_by_signals(), watched(0.2), Activity("the disk is being read"):
     holding()
     armed.clear()
     armed.wait()
+holding()  # nobody watches any more
 print(threading.active_count())
 """
 
@@ -289,7 +300,7 @@ def test_stacks_are_shown_where_a_thread_holds_the_interpreters_lock():
     done = ran(HOLDS_THE_LOCK)
     at = [done.stderr.find(text) for text in ("Timeout (", "in holding", "a thread held the interpreter's lock")]
     assert at == sorted(at) and at[0] >= 0, done.stderr
-    assert done.stdout == "1\n"
+    assert done.stdout == "1\n" and done.stderr.count("Timeout (") == 1
 
 
 def test_faulthandlers_timer_is_left_to_whoever_is_no_command(monkeypatch):

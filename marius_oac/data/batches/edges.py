@@ -151,6 +151,8 @@ class GraphPlanner(ABC):
         numbers = np.empty(size if self._around else 0, dtype=np.int64)
         self._gather(at, first, heads, relations, tails, numbers)
         self._draw(at, len(bounds) - 1, chunk, negatives)
+        self._check_ids(ids, self._num_nodes)
+        self._check_ids(relations, self._num_relations)
         related, all_rows = bool(self._num_relations), self._all_rows
         data = EdgeBatch(
             epoch=int(at.epoch),
@@ -180,6 +182,11 @@ class GraphPlanner(ABC):
                 heads[part], relations[part], tails[part], numbers[part],
             )  # fmt: skip
             self._resident.touched(len(heads[part]))
+
+    def _check_ids(self, ids: np.ndarray, bound: int) -> None:
+        """Raises InputError where an id that was read is none: they were checked, so the file has changed."""
+        if ids.size and not 0 <= ids.min() <= ids.max() < bound:
+            raise InputError("has changed since the run began: an id is out of range", "data.path")
 
     def _draw(self, at: Place, chunks: int, first: int, negatives: np.ndarray) -> None:
         """Fills in `negatives`, int64 [sides, c, K], of chunk `first` and the following ones of `chunks`."""

@@ -24,6 +24,7 @@ from marius_oac.runtime.files.untrusted import Count, Described, DescribedFile, 
 from marius_oac.runtime.files.untrusted_arrays import map_npy
 from marius_oac.types import Side, present
 
+TRAIN = "train.npy"
 EVALUATED: tuple[Split, ...] = ("valid", "test")
 
 
@@ -50,6 +51,7 @@ class Graph:
     dtype: np.dtype
     metric: str | None = None
     given: Mapping[Split, Mapping[Side | None, str]] = field(default_factory=dict)
+    _known: tuple[int, ...] = field(default=(), compare=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], verify: bool = True) -> Graph:
@@ -70,6 +72,7 @@ class Graph:
         metric = check_metric(manifest.negatives.metric, folder / MANIFEST) if manifest.negatives else None
         given = {split: files_of(metric, split, manifest.files) for split in EVALUATED} if metric else {}
         needed += [name for names in given.values() for name in names.values()]
+        known = _state(folder / TRAIN)
         for name in needed:
             if name not in manifest.files:
                 raise InputError(f"is damaged: files.{name} is missing", folder / MANIFEST)
@@ -83,10 +86,21 @@ class Graph:
         if relations:
             check_names(folder / "relations.parquet", relations)
         digest = fingerprint({name: {"sha256": file.sha256} for name, file in manifest.files.items()})
-        graph = cls(folder, nodes, relations, counts, digest, arrays["train"].dtype, metric, given)
+        graph = cls(folder, nodes, relations, counts, digest, arrays["train"].dtype, metric, given, known)
         for split in given:
             graph.negatives(split)
         return graph
+
+    def check_unchanged(self) -> None:
+        """Raises InputError if the training edges were overwritten since the graph was opened. They are mapped, so what
+        is read of them changes then; it does not where another file has taken their place."""
+        path = self.path / TRAIN
+        now = _state(path)
+        if now[:2] != self._known[:2] or now == self._known:
+            return
+        if check_files({path: _read_manifest(self.path).files[TRAIN]}):
+            raise InputError("has changed since the run began", path)
+        object.__setattr__(self, "_known", now)  # it was touched, or written with the same content
 
     def edges(self, split: Split) -> np.ndarray:
         """The split's edges, int32 or int64 [n, 3] (head, relation, tail) or [n, 2] (head, tail), mapped read-only.
@@ -188,6 +202,15 @@ def _read_manifest(folder: Path) -> _Manifest:
             path,
         )
     return typed(content, path, _Manifest)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Which file it is, its size and when it was written; nothing where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _map(path: Path, shape: tuple[int, int]) -> np.ndarray:
