@@ -65,7 +65,7 @@ def form_of(lines: Sequence[str], options: ReadOptions, usual: str | None) -> Te
     data = data or [line for line in lines if line[1:2] not in ("", " ", "\t")] or list(lines)  # tags, perhaps
     if not data:
         return None
-    counted = int(data[0]) if len(data) > 1 and re.fullmatch(r"\s*\d+\s*", data[0]) else None
+    counted = int(data[0]) if len(data) > 1 and re.fullmatch(r"\s*[0-9]{1,18}\s*", data[0]) else None
     if options.delimiter is not None:
         form = TextForm(options.delimiter)
     else:

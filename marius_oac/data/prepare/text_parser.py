@@ -44,6 +44,7 @@ class Parser:
         self.chosen: list[int] = []
         self.titles: list[str] = []  # what an error calls each column
         self.whole: list[int] = []  # chosen columns of ids that are written with .0
+        self.counts: int | None = None  # the second of two numbers in the first line
         self.marked = 0  # comments that look like edges
         self.padded: list[int] = []  # those before each of whose names a blank follows the delimiter
 
@@ -86,6 +87,8 @@ class Parser:
         if self.file.options.comment is None and self.marked > form.marked:
             what = f"{self.marked:,} lines begin with # and have the columns of an edge"
             self.file.tell(f"{what}: skipped as comments (--comment '')")
+        if self.counts is not None and self.counts == self.rows - 1:
+            self.file.tell("its first line may give the numbers of nodes and edges, and is read as an edge")
         if form.counted is not None and form.counted != self.rows:
             self.file.tell(f"its first line says {form.counted:,} edges, and it has {self.rows:,}")
 
@@ -132,6 +135,8 @@ class Parser:
         with suppress(UnicodeDecodeError):
             for _, line in islice(self._lines(first_line, block, ""), looked_at):
                 lines.append(line.decode())
+        if lines and all(line.startswith("{") and line.endswith("}") for line in lines):
+            raise InputError("its lines are objects of JSON: write them as a CSV", self.file.path)
         form = form_of(lines, self.file.options, self.usual)
         if form is None and (lines or block.strip(b"\r\n")):
             if lines or self.usual is None:
@@ -163,6 +168,8 @@ class Parser:
             even = [row for row in rows[named:] if len(row) == self.width]
             self.chosen = self.file.select(self.width, names, even, form.counted is not None)
             self._find_whole(even)
+            pair = not named and len(fields) == 2 and all(re.fullmatch("[0-9]{1,18}", field) for field in fields)
+            self.counts = int(fields[1]) if pair else None
             self._find_blanks(even)
         else:  # a line with other fields is blamed below
             names = None if before.names is None else list(before.names)
