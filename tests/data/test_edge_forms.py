@@ -224,6 +224,16 @@ def test_tags_behind_the_first_lines_are_told_of(tmp_path, caplog, monkeypatch):
     assert said == ["1 lines begin with # and have the columns of an edge: skipped as comments (--comment '')"]
 
 
+def test_more_comments_than_lines_are_looked_at(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(text_parser, "_LOOKED_AT", 10)
+    (tmp_path / "g.tsv").write_text("# a comment\n" * 30 + "a\tb\n" * 20)
+    summary = prepare(PrepareRequest(source=str(tmp_path / "g.tsv"), out=tmp_path / "g", **WHOLE))
+    assert summary.edges["train"] == 20 and summary.comment_lines == 30
+    monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 100)
+    again = prepare(PrepareRequest(source=str(tmp_path / "g.tsv"), out=tmp_path / "again", **WHOLE))
+    assert again.edges["train"] == 20 and again.comment_lines == 30 and not caplog.records
+
+
 def test_a_file_of_openke(tmp_path, caplog):
     lines = "".join(f"{h} {t} {r}\n" for h, r, t in TRIPLES)
     expected = sorted((str(h), str(r), str(t)) for h, r, t in TRIPLES)

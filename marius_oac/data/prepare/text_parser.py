@@ -131,10 +131,19 @@ class Parser:
     def _settle_form(self, first_line: int, block: bytes) -> None:
         """Finds how the text is written by its first lines, unless it has nothing but comments there."""
         looked_at = _COMPARED if "text" in self.file.before else _LOOKED_AT
-        lines, mark = [], self.file.options.comment
+        asked = self.file.options.comment
+        mark, lines, plain, seen, whole = "#" if asked is None else asked, list[str](), 0, 0, False
         with suppress(UnicodeDecodeError):
-            for _, line in islice(self._lines(first_line, block, ""), looked_at):
-                lines.append(line.decode())
+            for _, line in self._lines(first_line, block, ""):
+                text, seen = line.decode(), seen + 1
+                marked = bool(mark) and text.startswith(mark)
+                if not marked or len(lines) < looked_at:
+                    lines.append(text)
+                plain += not marked
+                if plain == looked_at:
+                    break
+            else:
+                whole = True
         if lines and all(line.startswith("{") and line.endswith("}") for line in lines):
             raise InputError("its lines are objects of JSON: write them as a CSV", self.file.path)
         form = form_of(lines, self.file.options, self.usual)
@@ -142,9 +151,9 @@ class Parser:
             if lines or self.usual is None:
                 known = ", ".join((*TEXT_DELIMITERS, ".gz of these", ".parquet", ".npy, .npz, .pt"))
                 raise InputError(f"unknown kind of file ({known} are known); --delimiter helps", self.file.path)
-            form = TextForm(self.usual, quoted=self.usual == ",", comment="#" if mark is None else mark)
-        if form is not None and form.comment and all(line.startswith(form.comment) for line in lines) and lines:
-            self.file.comment_lines += len(lines)
+            form = TextForm(self.usual, quoted=self.usual == ",", comment=mark)
+        if form is not None and lines and whole and not plain and form.comment == mark:
+            self.file.comment_lines += seen
             form = None
         self.form = form
 
