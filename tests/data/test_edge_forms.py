@@ -168,11 +168,25 @@ def test_ways_to_write_it(tmp_path, caplog, name):
     assert read(tmp_path, tmp_path / name, caplog) == ([("a", "b"), ("b", "c"), ("c", "a")], [*said])
 
 
+def test_two_delimiters_that_may_be_meant(tmp_path, caplog):
+    """The one that leaves two columns that are written alike, if the other does not."""
+    letters = [(chr(97 + head % 26), chr(97 + tail % 26)) for head, tail in PAIRS]
+    for name, line, mark, other in [("g.dat", "ann {}|bob {}\n", "|", " "), ("g.csv", "{},a;b,{}\n", ",", ";")]:
+        (tmp_path / name).write_text("".join(line.format(*pair) for pair in letters))
+        found, said = read(tmp_path, tmp_path / name, caplog)
+        assert found == sorted(tuple(line.format(*pair)[:-1].split(mark)) for pair in letters)
+        assert f"columns are told apart by {mark!r}, as {other!r} might (--delimiter)" in said
+    for line, mark in (("x|{} x|{}", " "), ("node {}|node {}", "|")):
+        lines = [line.format(*pair) for pair in PAIRS]
+        (tmp_path / "g.dat").write_text("\n".join(lines))
+        assert read(tmp_path, tmp_path / "g.dat", caplog) == (sorted(tuple(each.split(mark)) for each in lines), [])
+
+
 def test_blanks_that_belong_to_names_are_told_of(tmp_path, caplog):
     path = tmp_path / "g.csv"
-    path.write_text("a,b\nb,c \nc,a\n")
-    said = ["names keep blanks around them: 'c ' is another one than 'c'"]
-    assert read(tmp_path, path, caplog) == ([("a", "b"), ("b", "c "), ("c", "a")], said)
+    path.write_text("a,b\nb,c \nc,a\n c,b\n")
+    said = ["names keep blanks around them: ' c' is another one than 'c'"]
+    assert read(tmp_path, path, caplog) == ([(" c", "b"), ("a", "b"), ("b", "c "), ("c", "a")], said)
     path.write_text("a, b\nb, \n")
     with pytest.raises(InputError, match=r"g\.csv:2: the name in column 1 \(counted from 0\) is empty"):
         read(tmp_path, path, caplog)

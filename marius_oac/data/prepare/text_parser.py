@@ -222,7 +222,7 @@ class Parser:
                            if index and all(row[index].startswith(" ") for row in rows)]  # fmt: skip
         ends = {0, len(self.chosen) - 1} - {*self.padded}
         names = {row[self.chosen[place]] for place in ends for row in rows}
-        odd = next((name for name in names if name != name.strip(" ") and name.strip(" ") in names), None)
+        odd = min((name for name in names if name != name.strip(" ") and name.strip(" ") in names), default=None)
         if odd is not None:
             self.file.tell(f"names keep blanks around them: {odd!r} is another one than {odd.strip(' ')!r}")
 
