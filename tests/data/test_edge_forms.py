@@ -276,9 +276,9 @@ def test_a_first_line_of_two_numbers(tmp_path, caplog):
 
 
 def test_lines_of_json_are_no_columns(tmp_path, caplog):
-    (tmp_path / "g.jsonl").write_text('{"source": 1, "target": 2}\n' * 3)
+    (tmp_path / "g.txt").write_text('{"source": 1, "target": 2}\n' * 3)
     with pytest.raises(InputError, match="its lines are objects of JSON"):
-        read(tmp_path, tmp_path / "g.jsonl", caplog)
+        read(tmp_path, tmp_path / "g.txt", caplog)
 
 
 def test_other_splits_are_read_as_train_is(tmp_path, caplog):

@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 from marius_oac.data.prepare.edge_file import EdgeFile, column_names
 from marius_oac.data.prepare.edge_names import header, same_words
 from marius_oac.data.prepare.edge_values import INTEGER
-from marius_oac.data.prepare.text_form import TEXT_DELIMITERS, TextForm, form_of
+from marius_oac.data.prepare.text_form import TextForm, form_of, unknown_kind
 from marius_oac.errors import InputError
 from marius_oac.types import present
 
@@ -149,8 +149,7 @@ class Parser:
         form = form_of(lines, self.file.options, self.usual)
         if form is None and (lines or block.strip(b"\r\n")):
             if lines or self.usual is None:
-                known = ", ".join((*TEXT_DELIMITERS, ".gz of these", ".parquet", ".npy, .npz, .pt"))
-                raise InputError(f"unknown kind of file ({known} are known); --delimiter helps", self.file.path)
+                raise unknown_kind(self.file.path)
             form = TextForm(self.usual, quoted=self.usual == ",", comment=mark)
         if form is not None and lines and whole and not plain and form.comment == mark:
             self.file.comment_lines += seen
