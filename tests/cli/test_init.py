@@ -132,6 +132,7 @@ def test_what_looks_like_edges_and_what_like_clicks(command, here):
         "u{u},{w},u{i}\n": "graph",
         "from,to,weight\n{u},{i},0.{r}\n": "graph",
         "u{u},v{i}\n": "graph",
+        "n{u},k{r},n{i},2014-01-1{r}\n": "graph",
     }
     for number, (line, task) in enumerate(lines.items()):
         head, _, row = line.removesuffix("\n").rpartition("\n")

@@ -60,6 +60,7 @@ LONG = b"".join(b"n%d\tr\tn%d\n" % (i, i + 1) for i in range(5000))
         ("g.tsv", GOOD + b"a\tr\t\xff\n", ":4: byte 0xff at position 5 is not UTF-8"),
         ("g.tsv", GOOD.decode().encode("utf-16"), ":1: a zero byte: this is a binary file, not text"),
         ("g.tsv", "a\tr\tZürich\n".encode("latin-1"), ":1: byte 0xfc at position 6 is not UTF-8"),
+        ("g.tsv", b"# c\n\xff\tr\tb\n" + GOOD, ":2: byte 0xff at position 1 is not UTF-8"),
         ("g.tsv", GOOD + b"a\tr\n" + GOOD, ":4: 3 columns are expected, 2 found"),
         ("g.tsv", GOOD + b"a\tr\tb\tc\n", ":4: 3 columns are expected, 4 found"),
         ("g.tsv", b"# c\n\n" + LONG + b"a\tr\n" + LONG, ":5003: 3 columns are expected, 2 found"),

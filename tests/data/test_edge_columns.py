@@ -63,6 +63,14 @@ def test_names_that_may_be_names_of_nodes(tmp_path, caplog, header):
             shutil.rmtree(tmp_path / "graph")
 
 
+def test_well_known_names_that_are_found_again(tmp_path, caplog):
+    """Of RDF's facts many have the predicate type."""
+    found = prepared(tmp_path, "source,type,target\n" + "a,type,b\nb,knows,c\n" * 15)
+    assert found == sorted([("a", "type", "b"), ("b", "knows", "c")] * 15)
+    assert lines(caplog) == ["g.csv: line 1 holds column names, not an edge; head, relation, tail: 'source', 'type', "
+                             "'target' (--no-header)"]  # fmt: skip
+
+
 def test_letters_that_are_found_again_are_nodes(tmp_path, caplog):
     assert ("h", "r", "t") in prepared(tmp_path, "h,r,t\n" + "h,r,x\n" * 30) and not lines(caplog)
 

@@ -61,10 +61,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("mark", ["\t", " ", ","])
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_end_of_an_edge_is_left_out(tmp_path, caplog, name, mark):
+def test_what_is_no_end_of_an_edge_is_left_out(tmp_path, caplog, name):
     make, what = OTHERS[name]
+    mark = "\t ,"[list(OTHERS).index(name) % 3]
     path = tmp_path / f"g.{'csv' if mark == ',' else 'txt'}"
     path.write_text("".join(f"{head}{mark}{tail}{mark}{make(i)}\n" for i, (head, tail) in enumerate(PAIRS)))
     found, said = read(tmp_path, path, caplog)
@@ -89,16 +89,27 @@ def test_what_is_beside_relations_is_left_out_too(tmp_path, caplog):
 def test_names_that_look_like_times_are_ends(tmp_path, caplog):
     path = tmp_path / "g.csv"
     path.write_text("".join(f"{10**9 + head},{10**9 + tail}\n" for head, tail in PAIRS))
-    assert read(tmp_path, path, caplog) == (sorted((str(10**9 + h), str(10**9 + t)) for h, t in PAIRS), [])
+    edges = sorted((str(10**9 + h), str(10**9 + t)) for h, t in PAIRS)
+    assert read(tmp_path, path, caplog) == (edges, [])
+    path.write_text("".join(f"{10**9 + head},{10**9 + tail},0.{tail}\n" for head, tail in PAIRS))
+    assert read(tmp_path, path, caplog) == (edges, ["left out: column 2 (weights) (--columns)"])
 
 
 GUESSED = {
-    "relation last": (lambda h, r, t: f"n{h}\tn{t}\tr{r}", (0, 2, 1), ""),
-    "relation first": (lambda h, r, t: f"r{r}\tn{h}\tn{t}", (1, 0, 2), ""),
+    "relation last": (lambda h, r, t: f"n{h}\tn{t}\tr{r}", (0, 2, 1),
+                      "column 2 is taken for the relation, as it has the fewest values, 5"),
+    "relation first": (lambda h, r, t: f"r{r}\tn{h}\tn{t}", (1, 0, 2),
+                       "column 0 is taken for the relation, as it has the fewest values, 5"),
     "nodes of two kinds": (lambda h, r, t: f"n{h}\tm{t}\tr{r}", (0, 2, 1),
                            "column 2 is taken for the relation, as it has the fewest values, 5"),
     "numbers as well": (lambda h, r, t: f"{h}\t{t}\t{r}", (0, 2, 1),
                         "column 2 is taken for the relation, as it has the fewest values, 5"),
+    "counts": (lambda h, r, t: f"{h * 13}\t{r}\t{t**3}", None,
+               "read as head, relation, tail, which have 50, 5, 50 different values"),
+    "counts among the ids": (lambda h, r, t: f"{h**3}\t{r}\t{t**3}", None,
+                             "read as head, relation, tail, which have 50, 5, 50 different values"),
+    "other ranges": (lambda h, r, t: f"{h}\t{r}\t{t + 900}", None,
+                     "read as head, relation, tail, which have 50, 5, 50 different values"),
     "many relations": (lambda h, r, t: f"{h}\t{t}\t{(h + t) % 40}", None,
                        "read as head, relation, tail, which have 50, 50, 40 different values"),
 }  # fmt: skip
@@ -114,7 +125,7 @@ def test_an_order_that_only_values_tell_is_said(tmp_path, caplog, name):
     meant = order or (0, 1, 2)
     assert found == sorted(tuple(row[place] for place in meant) for row in rows)
     columns = ", ".join(f"column {place}" for place in meant)
-    assert said == [f"head, relation, tail: {columns}; {why} (--columns)"] * bool(why)
+    assert said == [f"head, relation, tail: {columns}; {why} (--columns)"]
 
 
 CERTAIN = {
@@ -157,11 +168,25 @@ def test_ways_to_write_it(tmp_path, caplog, name):
     assert read(tmp_path, tmp_path / name, caplog) == ([("a", "b"), ("b", "c"), ("c", "a")], [*said])
 
 
+def test_two_delimiters_that_may_be_meant(tmp_path, caplog):
+    """The one that leaves two columns that are written alike, if the other does not."""
+    letters = [(chr(97 + head % 26), chr(97 + tail % 26)) for head, tail in PAIRS]
+    for name, line, mark, other in [("g.dat", "ann {}|bob {}\n", "|", " "), ("g.csv", "{},a;b,{}\n", ",", ";")]:
+        (tmp_path / name).write_text("".join(line.format(*pair) for pair in letters))
+        found, said = read(tmp_path, tmp_path / name, caplog)
+        assert found == sorted(tuple(line.format(*pair)[:-1].split(mark)) for pair in letters)
+        assert f"columns are told apart by {mark!r}, as {other!r} might (--delimiter)" in said
+    for line, mark in (("x|{} x|{}", " "), ("node {}|node {}", "|")):
+        lines = [line.format(*pair) for pair in PAIRS]
+        (tmp_path / "g.dat").write_text("\n".join(lines))
+        assert read(tmp_path, tmp_path / "g.dat", caplog) == (sorted(tuple(each.split(mark)) for each in lines), [])
+
+
 def test_blanks_that_belong_to_names_are_told_of(tmp_path, caplog):
     path = tmp_path / "g.csv"
-    path.write_text("a,b\nb,c \nc,a\n")
-    said = ["names keep blanks around them: 'c ' is another one than 'c'"]
-    assert read(tmp_path, path, caplog) == ([("a", "b"), ("b", "c "), ("c", "a")], said)
+    path.write_text("a,b\nb,c \nc,a\n c,b\n")
+    said = ["names keep blanks around them: ' c' is another one than 'c'"]
+    assert read(tmp_path, path, caplog) == ([(" c", "b"), ("a", "b"), ("b", "c "), ("c", "a")], said)
     path.write_text("a, b\nb, \n")
     with pytest.raises(InputError, match=r"g\.csv:2: the name in column 1 \(counted from 0\) is empty"):
         read(tmp_path, path, caplog)
@@ -213,6 +238,16 @@ def test_tags_behind_the_first_lines_are_told_of(tmp_path, caplog, monkeypatch):
     assert said == ["1 lines begin with # and have the columns of an edge: skipped as comments (--comment '')"]
 
 
+def test_more_comments_than_lines_are_looked_at(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(text_parser, "_LOOKED_AT", 10)
+    (tmp_path / "g.tsv").write_text("# a comment\n" * 30 + "a\tb\n" * 20)
+    summary = prepare(PrepareRequest(source=str(tmp_path / "g.tsv"), out=tmp_path / "g", **WHOLE))
+    assert summary.edges["train"] == 20 and summary.comment_lines == 30
+    monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 100)
+    again = prepare(PrepareRequest(source=str(tmp_path / "g.tsv"), out=tmp_path / "again", **WHOLE))
+    assert again.edges["train"] == 20 and again.comment_lines == 30 and not caplog.records
+
+
 def test_a_file_of_openke(tmp_path, caplog):
     lines = "".join(f"{h} {t} {r}\n" for h, r, t in TRIPLES)
     expected = sorted((str(h), str(r), str(t)) for h, r, t in TRIPLES)
@@ -232,6 +267,20 @@ def test_a_file_of_openke(tmp_path, caplog):
                     "read as OpenKE's file, as its first line is a number (--columns)"]  # fmt: skip
 
 
+def test_a_first_line_of_two_numbers(tmp_path, caplog):
+    path = tmp_path / "g.txt"
+    path.write_text(f"50 {len(PAIRS)}\n" + "".join(f"{head} {tail}\n" for head, tail in PAIRS))
+    found, said = read(tmp_path, path, caplog)
+    assert len(found) == 301
+    assert said == ["its first line may give the numbers of nodes and edges, and is read as an edge"]
+
+
+def test_lines_of_json_are_no_columns(tmp_path, caplog):
+    (tmp_path / "g.txt").write_text('{"source": 1, "target": 2}\n' * 3)
+    with pytest.raises(InputError, match="its lines are objects of JSON"):
+        read(tmp_path, tmp_path / "g.txt", caplog)
+
+
 def test_other_splits_are_read_as_train_is(tmp_path, caplog):
     """Their own values may tell otherwise."""
     rows = [f"{h}\t{t}\t{r}\n" for h, r, t in TRIPLES]
@@ -247,8 +296,7 @@ def test_other_splits_are_read_as_train_is(tmp_path, caplog):
 ENDS, KINDS = np.array(PAIRS).T, np.arange(300) % 4
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
-@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("dtype", "order"), [(np.int64, "C"), (np.int32, "F"), (np.uint16, "C")])
 def test_an_edge_index(tmp_path, caplog, dtype, order):
     np.save(tmp_path / "g.npy", np.array(ENDS, dtype, order=order))
     expected = sorted((str(h), str(t)) for h, t in PAIRS)
@@ -304,15 +352,18 @@ def geometric(monkeypatch):
     made = {}
     for package in ("torch_geometric", "torch_geometric.data"):
         monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
-    for name, module in (("Data", "torch_geometric.data.data"), ("GlobalStorage", "torch_geometric.data.storage")):
-        made[name] = type(name, (Kept,), {"__module__": module})
-        known = types.ModuleType(module)
-        setattr(known, name, made[name])
-        monkeypatch.setitem(sys.modules, module, known)
+    of = {"data": ("Data", "DataEdgeAttr", "DataTensorAttr"), "storage": ("GlobalStorage",)}
+    for module, names in of.items():
+        known = types.ModuleType(f"torch_geometric.data.{module}")
+        monkeypatch.setitem(sys.modules, known.__name__, known)
+        for name in names:
+            made[name] = type(name, (Kept,), {"__module__": known.__name__})
+            setattr(known, name, made[name])
 
     def data(**values):
         store = made["GlobalStorage"](_mapping=values)
-        graph = made["Data"](_store=store)
+        classes = {"_edge_attr_cls": made["DataEdgeAttr"], "_tensor_attr_cls": made["DataTensorAttr"]}
+        graph = made["Data"](**classes, _store=store)
         store._parent = graph
         return graph
 
@@ -327,7 +378,7 @@ def test_tensors_of_pytorch_geometric(tmp_path, caplog, geometric, zipped):
                   (geometric(edge_index=ends, y=torch.ones(2)), None)):  # fmt: skip
         torch.save(value, path, _use_new_zipfile_serialization=zipped)
         assert read(tmp_path, path, caplog) == (expected, [])
-    torch.save(geometric(edge_index=ends, edge_type=kinds, edge_attr=kinds), path)
+    torch.save(geometric(edge_index=ends, edge_type=kinds, edge_attr=torch.ones(300, 2)), path)
     found, said = read(tmp_path, path, caplog)
     assert found == sorted((str(h), str(k), str(t)) for (h, t), k in zip(PAIRS, KINDS, strict=True))
     assert said == ["left out: edge_attr (arrays)"]
@@ -371,3 +422,37 @@ def test_labels_of_edges_may_be_no_relations(tmp_path, caplog):
     path.write_text("Source,Target,Type,Weight\n" + "".join(f"{h},{t},Undirected,1.0\n" for h, t in PAIRS))
     found, said = read(tmp_path, path, caplog)
     assert len(found[0]) == 2 and said == ["left out: 'Type' (the kind of graph), 'Weight' (weights) (--columns)"]
+
+
+def reported(rows):
+    """Files that were read wrongly once: name, content, edges, and what is said."""
+    draw = np.random.default_rng(3)
+    ends, kinds = draw.integers(0, 3000, (rows, 2)).tolist(), draw.integers(0, 12, rows).tolist()
+    named = [(f"n{h}", f"kind_{k}", f"n{t}") for (h, t), k in zip(ends, kinds, strict=True)]
+    plain = [(str(h), str(t)) for h, t in ends]
+    tagged = [(f"#tag{h}", "used_with", f"#tag{t}") for h, t in ends]
+    ids = [(str(h), str(k), str(t)) for (h, t), k in zip(ends, kinds, strict=True)]
+    text = "".join("{}\t{}\t{}\n".format(*row) for row in named)
+    times = "".join(f"{h} {t} {TIME + 37 * i}\n" for i, (h, t) in enumerate(ends))
+    yield "header_hrt.tsv", f"h\tr\tt\n{text}", named, []
+    yield "header_spo.tsv", f"S\tP\tO\n{text}", named, []
+    yield "hashtags.tsv", "".join("{}\t{}\t{}\n".format(*row) for row in tagged), tagged, []
+    yield "source_target_time.txt", times, plain, ["left out: column 2 (times) (--columns)"]
+    yield "train2id.txt", f"{rows}\n" + "".join(f"{h} {t} {k}\n" for h, k, t in ids), ids, []
+    yield "edge_index.npy", np.array(ends).T, plain, []
+
+
+@pytest.mark.parametrize("rows", [400, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_files_that_were_read_wrongly(tmp_path, caplog, command, rows):
+    """`init` reads them as `prepare` does: it says the same, and its command needs no option."""
+    for name, content, edges, said in reported(rows):
+        path = tmp_path / name
+        if isinstance(content, str):
+            path.write_text(content)
+        else:
+            np.save(path, content)
+        assert read(tmp_path, path, caplog) == (sorted(edges), said), name
+        code, out, err = command("init", path)
+        assert code == 0 and f"#   marius-oac prepare {path} --out data/{path.stem}" in out, name
+        assert [line for line in err if "left out" in line] == [f"note: {path}: {line}" for line in said]
+        assert ("  decoder: dot" in "\n".join(out)) == (len(edges[0]) == 2)

@@ -78,7 +78,7 @@ def test_comments_of_all_files_are_counted(tmp_path):
             "p/b.tsv:1: column names other than those of p/a.tsv, or an edge (--no-header)",
         ),
         ({"a.tsv": "", "b.tsv": "# nothing\n"}, "p/a.tsv: none of 2 files has edges"),
-        ({"a.tsv": "x\ty\n", "b.dat": "xy\n"}, "p/b.dat: unknown kind of file"),
+        ({"a.tsv": "x\ty\n", "b.bin": "x\ty\n"}, "p/b.bin: unknown kind of file"),
         ({"_a.tsv": "x\ty\n", ".b.tsv": "x\ty\n"}, "p: has no files"),
         ({"a.tsv": "x\ty\n", "c/b.tsv": "x\ty\n"}, "p: has a folder in it, c: name the folders whose files are meant"),
         ({"graph.json": "{}", "train.npy": ""}, "p: is a prepared graph, and no folder of files"),

@@ -59,7 +59,7 @@ def head(path):
 
 
 def test_some_graphs_of_other_make(tmp_path, caplog):
-    for seed in range(12):
+    for seed in range(6):
         kind, said = outcome(tmp_path, write_graph(tmp_path, seed, 300), caplog)
         assert kind != "wrong", (seed, said)
 
@@ -78,3 +78,33 @@ def test_a_hundred_graphs_of_other_make(tmp_path, caplog, capsys):
     with capsys.disabled():
         print(dict(counts))
     assert counts["wrong"] == 0 and counts["read"] >= 0.85 * counts.total(), counts
+
+
+FACT = "Q{} P{} Q{}"
+CLEAN = {
+    "tsv": ("\t", FACT, ""), "csv": (",", FACT, ""), "names.csv": (",", FACT, "head relation tail"),
+    "txt": ("\t", FACT, ""), "blanks.txt": (" ", FACT, ""), "numbers.tsv": ("\t", "{} {} {}", ""),
+    "numbers.txt": (" ", "{} {} {}", ""), "zeros.txt": ("\t", "{:08d} _r{} {:08d}", ""),
+    "semicolons.csv": (";", FACT, ""), "spo.tsv": ("\t", "{} p{} {}", "subject predicate object"),
+    "kinds.tsv": ("\t", "u{} likes{} i{}", ""), "uri.tsv": ("\t", "http://x/{} http://x/p/{} http://x/{}", ""),
+    "quoted.csv": (",", '"d;{}" "{}" "d;{}"', ""), "pairs.csv": (",", "{} {}", ""), "uv.csv": (",", "n{} n{}", "u v"),
+    "pairs.names.csv": (",", "{} {}", "source target"), "pairs.edges": (" ", "{} {}", ""),
+    "pairs.tsv": ("\t", "node-{} node-{}", ""), "pairs.dat": ("|", "a{} a{}", ""),
+    "snap.txt": ("\t", "{} {}", "# Nodes: 4 # Edges: 5"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLEAN)
+def test_clean_files_are_read_without_a_word(tmp_path, caplog, name):
+    mark, line, names = CLEAN[name]
+    draw = np.random.default_rng(11)
+    ends, kinds = draw.integers(0, 4000, (20_000, 2)).tolist(), draw.integers(0, 25, 20_000).tolist()
+    triples = line.count("{") == 3
+    rows = [line.format(*(head, kind, tail) if triples else (head, tail)).split(" ")
+            for (head, tail), kind in zip(ends, kinds, strict=True)]  # fmt: skip
+    path = tmp_path / f"g.{name}"
+    path.write_text("".join(mark.join(row) + "\n" for row in [names.split(" ")] * bool(names) + rows))
+    edges = [[field.strip('"') for field in row] for row in rows]
+    found = fingerprint(path, tmp_path / "graph", ReadOptions())
+    assert not caplog.records and found == meant(tmp_path, edges)

@@ -13,6 +13,7 @@ from marius_oac.data.logs.labels import FALSE_TEXTS, TRUE_TEXTS, number_of, text
 from marius_oac.data.logs.sample import LogSample
 from marius_oac.data.logs.schema import is_list
 from marius_oac.data.prepare.edge_names import roles
+from marius_oac.data.prepare.edge_values import Values, choose
 from marius_oac.errors import InputError
 
 _MOST_RATINGS = 20  # different values
@@ -160,13 +161,27 @@ def has_clicks(sample: LogSample) -> bool:
     return any(is_named(name, _CLICKS) and _is_binary(column) for name, column in sample.columns.items())
 
 
+def _are_facts(sample: LogSample) -> bool:
+    """Whether columns are surely head, relation and tail, all texts, and what is beside them, such as a time."""
+    if any(map(_is_binary, sample.columns.values())) or any(is_list(each.type) for each in sample.columns.values()):
+        return False
+    values = [Values([text_of(each) for each in column.to_pylist()]) for column in sample.columns.values()]
+    choice = choose(values)
+    if choice is None or choice.doubt or len(choice.chosen) < 3:
+        return False
+    return all(values[number].integers is None for number in choice.chosen)
+
+
 def looks_like_edges(sample: LogSample) -> bool:
     """Whether a file holds edges rather than a click log: it has two or three columns, or columns named like the ends
-    of edges, and no column of labels except texts between the ends, which are relations."""
+    of edges, and no column of labels except texts between the ends, which are relations; or up to five, of which three
+    are surely these."""
     width = len(sample.names)
     said = roles(sample.names) if sample.header else None
-    if sample.format == "libsvm" or len(sample.columns) != width or width > (5 if said else 3):
+    if sample.format == "libsvm" or len(sample.columns) != width:
         return False
+    if width > (5 if said else 3):
+        return width <= 5 and _are_facts(sample)
     ends = (said[0], said[-1]) if said else (0, width - 1)
     if width < 2 or any(_is_binary(sample.columns[sample.names[end]]) for end in ends):
         return False

@@ -47,7 +47,7 @@ class Values:
 
     @cached_property
     def integers(self) -> np.ndarray | None:
-        """The different values, float64, ascending, if all are whole numbers."""
+        """The different values, float64, ascending, if all are whole numbers; only to be compared."""
         if not self.different or not all(map(INTEGER.fullmatch, self.different)):
             return None
         return np.array(sorted(map(float, self.different)))
@@ -60,7 +60,7 @@ class Values:
     @cached_property
     def counts_rows(self) -> bool:
         """Whether they are whole numbers, each one more than that before."""
-        if self.integers is None or not self.each_differs:
+        if self.integers is None or not self.each_differs or abs(self.integers).max() > 2**53:
             return False
         numbers = [int(text) for text in self._texts]
         return numbers == list(range(numbers[0], numbers[0] + len(numbers)))
@@ -133,8 +133,6 @@ def _of_three(rest: list[int], columns: Sequence[Values], left: dict[int, str]) 
     least = min(range(3), key=lambda place: (counts[place], place != 1))
     first, last = (rest[place] for place in range(3) if place != least)
     if least != 1 and counts[least] * _FEWER <= sorted(counts)[1]:
-        if _are_texts(values[least], ends := [values[place] for place in range(3) if place != least]) and _share(*ends):
-            return Choice([first, rest[least], last], left)
         why = f"column {rest[least]} is taken for the relation, as it has the fewest values, {counts[least]:,}"
         return Choice([first, rest[least], last], left, why)
     shown = ", ".join(f"{count:,}" for count in counts)
@@ -158,11 +156,6 @@ def _follow(head: Values, relation: Values, tail: Values) -> bool:
     if len(relation.different) == 1:
         return few
     return few and _spread(head.integers, tail.integers) and (_same_range(head, tail) or _share(head, tail))
-
-
-def _are_texts(relation: Values, ends: Sequence[Values]) -> bool:
-    """Whether a column holds texts that are in none of the two others."""
-    return relation.integers is None and not any(relation.different & end.different for end in ends)
 
 
 def _share(one: Values, other: Values) -> bool:

@@ -19,7 +19,7 @@ from marius_oac.data.prepare.edge_arrays import ARRAYS, BATCH_ROWS, checked_ids,
 from marius_oac.data.prepare.edge_file import EdgeFile, column_names
 from marius_oac.data.prepare.parquet_pages import decoded, parquet_batches, parquet_errors
 from marius_oac.data.prepare.text import read_text
-from marius_oac.data.prepare.text_form import TEXT_DELIMITERS
+from marius_oac.data.prepare.text_form import OTHER_TEXTS, TEXT_DELIMITERS, unknown_kind
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.untrusted import open_regular
 
@@ -43,6 +43,8 @@ def read_edges(file: EdgeFile) -> Generator[pa.RecordBatch, None, None]:
         yield from read_array(file)
     else:
         suffix = "".join(suffixes[-2:-1] if suffixes[-1:] == [".gz"] else suffixes[-1:])
+        if file.options.delimiter is None and suffix not in (*TEXT_DELIMITERS, *OTHER_TEXTS):
+            raise unknown_kind(file.path)
         yield from read_text(file, TEXT_DELIMITERS.get(suffix))
 
 

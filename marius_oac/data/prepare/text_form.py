@@ -10,12 +10,16 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.edge_names import roles, shape
+from marius_oac.errors import InputError
 
 TEXT_DELIMITERS = {".tsv": "\t", ".txt": "\t", ".tab": "\t", ".csv": ","}
 """The usual ones, by suffix."""
+OTHER_TEXTS = ("", ".edges", ".edgelist", ".el", ".ncol", ".dat", ".data")
+"""Suffixes of texts of edges with any delimiter. Other files may be anything, such as a configuration."""
 _MARKS = ("\t", ",", ";", "|", " ")
 _LOOKED_AT = 1000  # lines in which delimiters are counted
 _ENOUGH = 20  # names whose quotes are doubled, which is no accident
@@ -54,6 +58,12 @@ class TextForm:
         return line[1:2] not in ("", " ", "\t") and _width(line, self) == self.width > 1
 
 
+def unknown_kind(path: Path) -> InputError:
+    """The error for a file that is not read."""
+    known = ", ".join((*TEXT_DELIMITERS, ".gz of these", ".parquet", ".npy", ".npz", ".pt"))
+    return InputError(f"unknown kind of file ({known} are known); a text file's delimiter helps (--delimiter)", path)
+
+
 def form_of(lines: Sequence[str], options: ReadOptions, usual: str | None) -> TextForm | None:
     """The form of a text with these first lines, comments among them; None if no delimiter is found.
 
@@ -65,7 +75,7 @@ def form_of(lines: Sequence[str], options: ReadOptions, usual: str | None) -> Te
     data = data or [line for line in lines if line[1:2] not in ("", " ", "\t")] or list(lines)  # tags, perhaps
     if not data:
         return None
-    counted = int(data[0]) if len(data) > 1 and re.fullmatch(r"\s*\d+\s*", data[0]) else None
+    counted = int(data[0]) if len(data) > 1 and re.fullmatch(r"\s*[0-9]{1,18}\s*", data[0]) else None
     if options.delimiter is not None:
         form = TextForm(options.delimiter)
     else:

@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 from marius_oac.data.prepare.edge_file import EdgeFile, column_names
 from marius_oac.data.prepare.edge_names import header, same_words
 from marius_oac.data.prepare.edge_values import INTEGER
-from marius_oac.data.prepare.text_form import TEXT_DELIMITERS, TextForm, form_of
+from marius_oac.data.prepare.text_form import TextForm, form_of, unknown_kind
 from marius_oac.errors import InputError
 from marius_oac.types import present
 
@@ -44,6 +44,7 @@ class Parser:
         self.chosen: list[int] = []
         self.titles: list[str] = []  # what an error calls each column
         self.whole: list[int] = []  # chosen columns of ids that are written with .0
+        self.counts: int | None = None  # the second of two numbers in the first line
         self.marked = 0  # comments that look like edges
         self.padded: list[int] = []  # those before each of whose names a blank follows the delimiter
 
@@ -86,6 +87,8 @@ class Parser:
         if self.file.options.comment is None and self.marked > form.marked:
             what = f"{self.marked:,} lines begin with # and have the columns of an edge"
             self.file.tell(f"{what}: skipped as comments (--comment '')")
+        if self.counts is not None and self.counts == self.rows - 1:
+            self.file.tell("its first line may give the numbers of nodes and edges, and is read as an edge")
         if form.counted is not None and form.counted != self.rows:
             self.file.tell(f"its first line says {form.counted:,} edges, and it has {self.rows:,}")
 
@@ -128,18 +131,28 @@ class Parser:
     def _settle_form(self, first_line: int, block: bytes) -> None:
         """Finds how the text is written by its first lines, unless it has nothing but comments there."""
         looked_at = _COMPARED if "text" in self.file.before else _LOOKED_AT
-        lines, mark = [], self.file.options.comment
+        asked = self.file.options.comment
+        mark, lines, plain, seen, whole = "#" if asked is None else asked, list[str](), 0, 0, False
         with suppress(UnicodeDecodeError):
-            for _, line in islice(self._lines(first_line, block, ""), looked_at):
-                lines.append(line.decode())
+            for _, line in self._lines(first_line, block, ""):
+                text, seen = line.decode(), seen + 1
+                marked = bool(mark) and text.startswith(mark)
+                if not marked or len(lines) < looked_at:
+                    lines.append(text)
+                plain += not marked
+                if plain == looked_at:
+                    break
+            else:
+                whole = True
+        if lines and all(line.startswith("{") and line.endswith("}") for line in lines):
+            raise InputError("its lines are objects of JSON: write them as a CSV", self.file.path)
         form = form_of(lines, self.file.options, self.usual)
         if form is None and (lines or block.strip(b"\r\n")):
             if lines or self.usual is None:
-                known = ", ".join((*TEXT_DELIMITERS, ".gz of these", ".parquet", ".npy, .npz, .pt"))
-                raise InputError(f"unknown kind of file ({known} are known); --delimiter helps", self.file.path)
-            form = TextForm(self.usual, quoted=self.usual == ",", comment="#" if mark is None else mark)
-        if form is not None and form.comment and all(line.startswith(form.comment) for line in lines) and lines:
-            self.file.comment_lines += len(lines)
+                raise unknown_kind(self.file.path)
+            form = TextForm(self.usual, quoted=self.usual == ",", comment=mark)
+        if form is not None and lines and whole and not plain and form.comment == mark:
+            self.file.comment_lines += seen
             form = None
         self.form = form
 
@@ -163,6 +176,8 @@ class Parser:
             even = [row for row in rows[named:] if len(row) == self.width]
             self.chosen = self.file.select(self.width, names, even, form.counted is not None)
             self._find_whole(even)
+            pair = not named and len(fields) == 2 and all(re.fullmatch("[0-9]{1,18}", field) for field in fields)
+            self.counts = int(fields[1]) if pair else None
             self._find_blanks(even)
         else:  # a line with other fields is blamed below
             names = None if before.names is None else list(before.names)
@@ -206,7 +221,7 @@ class Parser:
                            if index and all(row[index].startswith(" ") for row in rows)]  # fmt: skip
         ends = {0, len(self.chosen) - 1} - {*self.padded}
         names = {row[self.chosen[place]] for place in ends for row in rows}
-        odd = next((name for name in names if name != name.strip(" ") and name.strip(" ") in names), None)
+        odd = min((name for name in names if name != name.strip(" ") and name.strip(" ") in names), default=None)
         if odd is not None:
             self.file.tell(f"names keep blanks around them: {odd!r} is another one than {odd.strip(' ')!r}")
 

@@ -52,8 +52,8 @@ class TorchFile:
 
     @property
     def names(self) -> list[str]:
-        """The names of what can be read."""
-        return [name for name, value in self._values.items() if "wrong" not in value]
+        """The names of all values."""
+        return list(self._values)
 
     def integers(self, name: str, shape: tuple[int | None, ...] | None) -> np.ndarray:
         """An array of integers, mapped from the file or from a copy in the work folder.

@@ -127,6 +127,8 @@ _NAMES: dict[tuple[str, str], Any] = {
     ("__builtin__", "bytes"): lambda: Span(0, 0, False),
     ("builtins", "bytes"): lambda: Span(0, 0, False),
     ("torch_geometric.data.data", "Data"): Graph,
+    ("torch_geometric.data.data", "DataEdgeAttr"): None,
+    ("torch_geometric.data.data", "DataTensorAttr"): None,
     ("torch_geometric.data.storage", "GlobalStorage"): Graph,
     ("collections", "OrderedDict"): lambda: {},
     ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: Tensor(*arguments[:4]),
