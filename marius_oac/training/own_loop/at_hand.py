@@ -268,8 +268,24 @@ class Rows:
         self._whole, self.stepped = whole, True
         return True
 
+    def settle(self) -> bool:
+        """Takes the values that the leaf has now: a user may have changed them beside a step. Returns whether they were
+        changed without one."""
+        if self.leaf.shape != (len(self._order), self._dimension):
+            return False
+        leaf = self.leaf.detach().numpy()
+        if self._whole is not None:
+            self._whole[:, : self._dimension] = leaf
+            return False
+        if np.array_equal(leaf, self._rows[self._order, : self._dimension], equal_nan=True):
+            return False
+        self._whole = self._room.of(len(self._order), self._rows.shape[1])
+        kernels.gather_whole(leaf, self._rows, self._order, self._whole)
+        self.stepped = True
+        return True
+
     def take_back(self, rows: np.ndarray) -> None:
-        """Writes the rows, which an optimizer has changed, back to where they came from."""
+        """Writes the rows, which an optimizer or the user has changed, back to where they came from."""
         kernels.scatter(present(self._whole), self._order, rows)
 
     def close(self) -> None:

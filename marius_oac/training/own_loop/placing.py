@@ -23,6 +23,7 @@ _OVER_SEVERAL = (
     "rows have gradients of a batch that no step has used: over several processes engine.batches(loader, accumulate=N) "
     "adds up those of N batches, and the row optimizer's zero_grad drops them"
 )
+_CHANGED = "values of rows were changed beside a step: over several processes only a step changes them"
 
 
 class Placing:
@@ -61,11 +62,14 @@ class Placing:
     def displace(self) -> None:
         """Takes the batch's rows back, if they have any; keeps the gradients that they leave."""
         for served in self.served:
-            if served.rows is not None:
-                served.left = served.rows.left()
-                if served.left is not None and served.rows.shared and served.left.reason is None:
+            rows = served.rows
+            if rows is not None:
+                served.left = rows.left()
+                if rows.settle() and rows.shared:
+                    served.left = Left.refused(_CHANGED)
+                elif rows.shared and served.left is not None and served.left.reason is None:
                     served.left = Left.refused(_OVER_SEVERAL)
-                served.rows.close()
+                rows.close()
                 served.rows = None
         for optimizer in self._optimizers:
             optimizer.place()

@@ -39,6 +39,11 @@ class Ours:
         self.engine = mt.Engine(self.model, {"items": "item", "users": "user"}, [self.rows, self.dense])
         self.batches = self.engine.batches
 
+    def edit(self, change, batch):
+        """Changes the rows of a batch beside a step."""
+        for each in self.rows.param_groups[0]["params"]:
+            change(each.data)
+
     def tables(self):
         """The rows of all keys of both tables."""
         self.model.eval()
@@ -60,6 +65,11 @@ class Plain:
         self.dense = torch.optim.SGD(self.model.out.parameters(), lr=0.1)
         self.clip = lambda given, norm: nn.utils.clip_grad_norm_(list(given.parameters()), norm)
         self.batches = iter
+
+    def edit(self, change, batch):
+        for table, field in ((self.model.items, "item"), (self.model.users, "user")):
+            keys = batch[field].unique()
+            table.weight.data[keys] = change(table.weight.data[keys])
 
     def tables(self):
         return [self.model.items.weight.detach(), self.model.users.weight.detach()]
@@ -333,6 +343,13 @@ def step_twice(of):
         zero_grad(of)
 
 
+def clamp_rows(of):
+    for number, batch in enumerate(of.batches(batches())):
+        if number % 3:
+            train(of, batch)
+        of.edit(lambda values: values.clamp_(-0.4, 0.4), batch)
+
+
 def count_missing_keys(of):
     train_one = itertools.islice(of.batches(batches()), 1)
     for batch in train_one:
@@ -367,6 +384,7 @@ AS_IN_TORCH = {
     "`dense.add_param_group`": add_parameters_later,
     "no `rows.step()`, and `zero_grad`": step_only_the_network,
     "two calls of `step` for one `backward`": step_twice,
+    '`for p in rows.param_groups[0]["params"]: p.data.clamp_(-1, 1)`, after `step` or without': clamp_rows,
     "`load_state_dict(strict=False)` returns the missing `items.weight`": count_missing_keys,
 }
 

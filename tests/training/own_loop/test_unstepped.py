@@ -175,6 +175,17 @@ def test_over_several_processes_nothing_waits(monkeypatch):
         loop.items(batch["item"]).sum().backward()
 
 
+def test_over_several_processes_values_are_changed_by_steps_alone(monkeypatch):
+    monkeypatch.setattr(LoopStep, "rows_type", SharedRows)
+    with (loop := Loop(mode="sync")).engine as engine:
+        batches = engine.batches(key_batches(3))
+        next(batches)
+        loop.rows.param_groups[0]["params"][0].data += 1
+        batch = next(batches)
+        with pytest.raises(InputError, match="values of rows were changed beside a step: over several processes only"):
+            loop.items(batch["item"]).sum().backward()
+
+
 @pytest.mark.parametrize("drop", [lambda loop: loop.rows.zero_grad(), lambda loop: loop.items.zero_grad()])
 def test_gradients_are_dropped_between_two_loops(drop):
     loop, given = Loop(), key_batches(8)
