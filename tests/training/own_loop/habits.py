@@ -350,6 +350,17 @@ def clamp_rows(of):
         of.edit(lambda values: values.clamp_(-0.4, 0.4), batch)
 
 
+def backward_after_step(of):
+    for number, batch in enumerate(of.batches(batches())):
+        loss_of(of, batch).backward()
+        if number % 2 == 0:
+            step(of)
+            loss_of(of, batch).backward()
+        else:
+            step(of)
+            zero_grad(of)
+
+
 def count_missing_keys(of):
     train_one = itertools.islice(of.batches(batches()), 1)
     for batch in train_one:
@@ -385,6 +396,7 @@ AS_IN_TORCH = {
     "no `rows.step()`, and `zero_grad`": step_only_the_network,
     "two calls of `step` for one `backward`": step_twice,
     '`for p in rows.param_groups[0]["params"]: p.data.clamp_(-1, 1)`, after `step` or without': clamp_rows,
+    "`backward` again after `step`, and `zero_grad` a batch later": backward_after_step,
     "`load_state_dict(strict=False)` returns the missing `items.weight`": count_missing_keys,
 }
 

@@ -332,3 +332,16 @@ def test_an_engine_that_nobody_has_sees_no_optimizer():
     del dropped
     gc.collect()
     assert table() is None and len(torchs._global_optimizer_post_hooks) == hooks
+
+
+def test_gradients_that_were_given_by_hand_wait():
+    with (loop := Loop(optimizer=mt.SGD, lr=1.0, std=0.0)).engine as engine:
+        for number, _ in enumerate(
+            engine.batches([{"item": torch.arange(4 * each, 4 * each + 4)} for each in range(3)])
+        ):
+            (leaf,) = loop.rows.param_groups[0]["params"]
+            leaf.grad = torch.ones_like(leaf) if leaf.grad is None else leaf.grad + 1
+            if number == 1:
+                loop.rows.step()
+                loop.rows.zero_grad()
+        assert loop.table(12)[:, 0].tolist() == [-2.0] * 4 + [-1.0] * 4 + [0.0] * 4
