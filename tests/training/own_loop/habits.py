@@ -361,6 +361,22 @@ def backward_after_step(of):
             zero_grad(of)
 
 
+def accumulate_nothing(of):
+    for number, batch in enumerate(of.batches(batches(18))):
+        (loss_of(of, batch) * (number % 3)).backward()
+        if number % 3 == 2:
+            step(of)
+            zero_grad(of)
+
+
+def create_graph(of):
+    for number, batch in enumerate(of.batches(batches())):
+        loss_of(of, batch).backward(create_graph=True)
+        if number % 2:
+            step(of)
+            zero_grad(of)
+
+
 def count_missing_keys(of):
     train_one = itertools.islice(of.batches(batches()), 1)
     for batch in train_one:
@@ -382,6 +398,7 @@ AS_IN_TORCH = {
     "schedulers: `StepLR`, `LambdaLR`, `OneCycleLR`, `ReduceLROnPlateau`": schedule,
     "`backward(retain_graph=True)`, several losses": two_losses,
     "`torch.autograd.grad(..., create_graph=True)`": penalise_gradients,
+    "`backward(create_graph=True)`": create_graph,
     "`step(closure)`": step_by_closure,
     "`break`, then another epoch": leave_early,
     "`break` between `backward` and `step`": leave_before_the_step,
