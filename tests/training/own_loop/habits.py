@@ -4,6 +4,7 @@ import copy
 import io
 import itertools
 import pickle
+import random
 import warnings
 
 import torch
@@ -375,6 +376,35 @@ def create_graph(of):
         if number % 2:
             step(of)
             zero_grad(of)
+
+
+def at_random(seed):
+    """A loop that does what it may in any order; the same for the same seed."""
+
+    def habit(of):
+        draw, losses = random.Random(seed), []
+        for epoch in range(draw.randint(1, 3)):
+            count = draw.randint(2, 12)
+            stop = draw.choice([None, None, draw.randrange(count)])
+            for number, batch in enumerate(of.batches(batches(count, seed=seed + epoch))):
+                if draw.random() < 0.2:
+                    zero_grad(of, set_to_none=draw.random() < 0.5)
+                for _ in range(draw.choice([0, 1, 1, 1, 2])):
+                    (loss_of(of, batch) * draw.choice([1, 1, 0.5, 0, 3])).backward()
+                if draw.random() < 0.2:
+                    of.clip(of.model, 0.5)
+                if number == stop:
+                    break
+                if draw.random() < 0.4:
+                    step(of)
+                    zero_grad(of, set_to_none=draw.random() < 0.7)
+                if draw.random() < 0.15:
+                    of.model.eval()
+                    losses.append(loss_of(of, next(batches(seed=99))).item())
+                    of.model.train()
+        return losses
+
+    return habit
 
 
 def count_missing_keys(of):

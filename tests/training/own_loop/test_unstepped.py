@@ -345,3 +345,12 @@ def test_gradients_that_were_given_by_hand_wait():
                 loop.rows.step()
                 loop.rows.zero_grad()
         assert loop.table(12)[:, 0].tolist() == [-2.0] * 4 + [-1.0] * 4 + [0.0] * 4
+
+
+def test_another_optimizer_of_known_parameters_may_step(tmp_path):
+    """As one that another one wraps."""
+    ours = Ours()
+    with ours.engine as engine:
+        torch.optim.SGD(ours.model.out.parameters(), lr=0.1).step()
+        engine.save(tmp_path)
+        assert engine.load(tmp_path)
