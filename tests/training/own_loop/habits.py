@@ -560,6 +560,10 @@ TOLD = {
     "`rows.load_state_dict` of an optimizer of torch's": (
         lambda of, batch: of.rows.load_state_dict(Plain(of).rows.state_dict()), "it is the state of another optimizer",
     ),
+    "`rows.step()` after the loop": (
+        lambda of, batch: (zero_grad(of), [*of.batches(batches(1))], of.rows.step()),
+        "there is no batch at hand: call step within the loop",
+    ),
     "the sum of several batches' losses, and one `backward`": (
         backward_later, "which was handed back when the loop asked for the next one: call backward before that",
     ),
