@@ -278,11 +278,13 @@ class Rows:
         changed without one."""
         if self.leaf.shape != (len(self._order), self._dimension):
             return False
-        leaf = self.leaf.detach().numpy()
+        leaf = np.ascontiguousarray(self.leaf.detach().numpy())
         if self._whole is not None:
             self._whole[:, : self._dimension] = leaf
             return False
-        if np.array_equal(leaf, self._rows[self._order, : self._dimension], equal_nan=True):
+        before = self._room.of(len(self._order), self._dimension)
+        kernels.gather(self._rows, self._order, before)
+        if np.array_equal(leaf.view(np.int32), before.view(np.int32)):  # not all numbers equal themselves
             return False
         self._whole = self._room.of(len(self._order), self._rows.shape[1])
         kernels.gather_whole(leaf, self._rows, self._order, self._whole)
