@@ -354,3 +354,20 @@ def test_another_optimizer_of_known_parameters_may_step(tmp_path):
         torch.optim.SGD(ours.model.out.parameters(), lr=0.1).step()
         engine.save(tmp_path)
         assert engine.load(tmp_path)
+
+
+def test_clipping_without_rows_is_told_after_a_backward_that_failed():
+    ours, failed = Ours(), []
+    with ours.engine:
+        for batch in ours.batches(batches(2)):
+            if not failed:
+                ours.rows.param_groups[0]["params"][1].register_hook(lambda gradient: failed.append(1 / 0))
+                with pytest.raises(ZeroDivisionError):
+                    loss_of(ours, batch).backward()
+                failed.append(True)
+                ours.rows.zero_grad()
+                continue
+            loss_of(ours, batch).backward()
+            nn.utils.clip_grad_norm_(ours.model.parameters(), 0.1)
+            with pytest.warns(UserWarning, match=r"model.parameters\(\) has no rows"):
+                ours.rows.step()
