@@ -351,7 +351,8 @@ def test_another_optimizer_of_known_parameters_may_step(tmp_path):
     """As one that another one wraps."""
     ours = Ours()
     with ours.engine as engine:
-        torch.optim.SGD(ours.model.out.parameters(), lr=0.1).step()
+        other = torch.optim.SGD(ours.model.out.parameters(), lr=0.1)
+        other.step()
         engine.save(tmp_path)
         assert engine.load(tmp_path)
 
