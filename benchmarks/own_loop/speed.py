@@ -106,6 +106,7 @@ class Loop(Contestant):
     def run(self, batches: int) -> None:
         for (keys,) in itertools.islice(self._batches, batches):
             if self._trains:
+                self._rows.zero_grad()
                 self._items(keys).sum().backward()
                 self._rows.step()
 

@@ -121,6 +121,7 @@ class Rows:
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
         self._dimension, self._lease, self._used = dimension, _Lease(number, name), np.zeros(len(order), np.bool_)
         self.taken, self.added_up, self._spent = None, False, (None, 0)  # type: Left | None, bool, tuple[object, int]
+        self._zeroed: torch.Tensor | None = None  # gradients that were set to 0
         value = np.empty((len(order), dimension), np.float32)
         kernels.gather(rows, order, value)
         self.leaf = torch.from_numpy(value).requires_grad_()
@@ -189,9 +190,13 @@ class Rows:
         self._spent = self.leaf.grad, 0 if self.leaf.grad is None else self.leaf.grad._version
         self.added_up = self.added_up or self.taken is not None
 
-    def clear(self) -> None:
-        """Says that the gradients were dropped, also those of batches before."""
+    def clear(self, set_to_none: bool) -> None:
+        """Drops the gradients, also those of batches before, as `zero_grad` does."""
         self._lease.reason = self.taken = None
+        if set_to_none or self.leaf.grad is None:
+            self.leaf.grad = None
+        else:
+            self.leaf.grad = self._zeroed = torch.zeros_like(self.leaf)
 
     def left(self) -> Left | None:
         """The gradients that the batch leaves when it is handed back; None: it has none."""
@@ -201,6 +206,8 @@ class Rows:
         shape = len(self._order), self._dimension
         if gradient is None or not shape == self.leaf.shape == gradient.shape:
             return None
+        if gradient is self._zeroed and not gradient._version:
+            return None
         if gradient is self._spent[0] and gradient._version == self._spent[1]:
             return Left.refused(f"rows still have the gradients of batch {number}, which a step has used: call the row "
                                 "optimizer's zero_grad after it (model.zero_grad() does not reach rows)")  # fmt: skip
@@ -209,8 +216,6 @@ class Rows:
             return Left.refused(f"rows have gradients of batch {number} that are not finite, and no step has used "
                                 "them: call the row optimizer's zero_grad")  # fmt: skip
         rows = used | values.any(1)
-        if not values.any():
-            return None
         keys = KeyArray(known.vocabularies[rows], known.keys[rows], known.checks[rows])
         first, batches = (number, 0) if taken is None else (taken.first, taken.batches)
         return Left(first, batches + 1, keys, values[rows], used[rows])
@@ -235,7 +240,7 @@ class Rows:
         if gradient.shape != self.leaf.shape:
             raise InputError(f"the gradient of table {shown(self.name)} is {list(gradient.shape)}, and its parameter "
                              f"{list(self.leaf.shape)}", f"batch {self.number}")  # fmt: skip
-        return np.ascontiguousarray((gradient.to_dense() if gradient.is_sparse else gradient).numpy())
+        return np.ascontiguousarray((gradient.to_dense() if gradient.is_sparse else gradient).detach().numpy())
 
     def update(self, by: Rule, rate: float, number: int, decay: float) -> bool:
         """Updates the rows by the gradient that the leaf has. Returns whether it has one.
@@ -268,8 +273,26 @@ class Rows:
         self._whole, self.stepped = whole, True
         return True
 
+    def settle(self) -> bool:
+        """Takes the values that the leaf has now: a user may have changed them beside a step. Returns whether they were
+        changed without one."""
+        if self.leaf.shape != (len(self._order), self._dimension):
+            return False
+        leaf = np.ascontiguousarray(self.leaf.detach().numpy())
+        if self._whole is not None:
+            self._whole[:, : self._dimension] = leaf
+            return False
+        before = self._room.of(len(self._order), self._dimension)
+        kernels.gather(self._rows, self._order, before)
+        if np.array_equal(leaf.view(np.int32), before.view(np.int32)):  # not all numbers equal themselves
+            return False
+        self._whole = self._room.of(len(self._order), self._rows.shape[1])
+        kernels.gather_whole(leaf, self._rows, self._order, self._whole)
+        self.stepped = True
+        return True
+
     def take_back(self, rows: np.ndarray) -> None:
-        """Writes the rows, which an optimizer has changed, back to where they came from."""
+        """Writes the rows, which an optimizer or the user has changed, back to where they came from."""
         kernels.scatter(present(self._whole), self._order, rows)
 
     def close(self) -> None:

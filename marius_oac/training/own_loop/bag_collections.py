@@ -9,7 +9,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -90,6 +90,17 @@ class EmbeddingBagCollection(nn.Module):
             for each in self._configs for feature in each.feature_names
         ]  # fmt: skip
         self._read: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by the tensor of values
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Says whether rows are trained by these modules."""
+        for each in self.embedding_bags.values():
+            each.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of all tables' rows."""
+        for each in self.embedding_bags.values():
+            each.zero_grad(set_to_none)
 
     def embedding_bag_configs(self) -> list[Any]:
         """The tables' configurations."""

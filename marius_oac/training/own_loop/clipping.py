@@ -34,7 +34,8 @@ def clip_grad_norm_(
     """
     parts = [given] if isinstance(given, nn.Module | Engine) else listed(given, "what is clipped", _WHERE)
     parts = [each.model if isinstance(each, Engine) else each for each in parts]
-    tensors, served = [], []  # type: list[torch.Tensor], list[Served]
+    tensors: list[torch.Tensor] = []
+    served = []
     for each in parts:
         if isinstance(each, nn.Module):
             tensors += [parameter for _, parameter in each.named_parameters()]

@@ -31,6 +31,7 @@ class Dense:
         self._model, self._optimizers = model, optimizers
         self._others: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped
         self._reached, self._warned, self._noted = False, False, {}  # type: bool, bool, dict[int, _Version]
+        self._all: Sequence[nn.Parameter] = ()
         self._close: Callable[[], object] = lambda: None
 
     def watch(self) -> None:
@@ -61,10 +62,11 @@ class Dense:
                         "Engine.save",
                     )
 
-    def warn_frozen(self) -> None:
+    def begin_loop(self) -> None:
         """Warns if parameters are frozen, and whether rows are was not said: `model.requires_grad_` has no effect on
         them."""
-        if all(each.requires_grad for _, each in self._model.named_parameters()):
+        self._all = [each for _, each in self._model.named_parameters()]
+        if all(each.requires_grad for each in self._all):
             return
         for name, module in self._model.named_modules():
             if isinstance(module, Keyed) and module.trains is None:
@@ -72,22 +74,23 @@ class Dense:
                               "requires_grad_(False) or (True) of that module itself", stacklevel=2)  # fmt: skip
                 module.trains = True
 
+    def begin(self) -> None:
+        """Called before each batch."""
+        self._reached, self._noted = False, {}
+
     def reached(self, gradient: torch.Tensor) -> None:
         """A hook of rows: backward has come there."""
-        if not (self._reached or self._warned):
+        if self._all and not (self._reached or self._warned):
             self._reached = True
             torch.autograd.Variable._execution_engine.queue_callback(self._note)
 
     def _note(self) -> None:
         """Notes the gradients as they are after backward."""
         self._reached, self._noted = False, {}
-        for each in self._all():
+        rows = [each for each in self._optimizers if isinstance(each, RowsOptimizer)]
+        for each in (*self._all, *_parameters(rows)):
             if each.grad is not None:
                 self._noted[id(each)] = id(each.grad), each.grad._version
-
-    def _all(self) -> Iterable[torch.Tensor]:
-        rows = [each for each in self._optimizers if isinstance(each, RowsOptimizer)]
-        return [*(each for _, each in self._model.named_parameters()), *_parameters(rows)]
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after each step of any optimizer."""
@@ -102,7 +105,7 @@ class Dense:
         `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)`."""
         noted, self._noted = self._noted, {}
         rows = self._changes(_parameters([optimizer]), noted)
-        others = self._changes((each for _, each in self._model.named_parameters()), noted)
+        others = self._changes(self._all, noted)
         if rows and others and min(others) > max(rows) and not self._warned:
             self._warned = True
             warnings.warn("gradients of the model's parameters were changed after backward, and those of its rows were "

@@ -13,7 +13,6 @@ from torch import nn
 from marius_oac.config.sections import PipelineConfig, WorkersConfig
 from marius_oac.errors import DivergedError, InputError, NodeLost, shown
 from marius_oac.runtime.closing import Closable
-from marius_oac.training.own_loop.announced import Announced
 from marius_oac.training.own_loop.arguments import check_model, check_whole, folder_of, listed
 from marius_oac.training.own_loop.at_hand import Rows
 from marius_oac.training.own_loop.checkpoints import HalfLoaded, Moment, Parts, check_stateful
@@ -22,22 +21,13 @@ from marius_oac.training.own_loop.drawing import Batches, Position
 from marius_oac.training.own_loop.exits import end_at_exit
 from marius_oac.training.own_loop.feeding import KeysOfModules, feedings
 from marius_oac.training.own_loop.home import Home
-from marius_oac.training.own_loop.key_forms import joined
-from marius_oac.training.own_loop.left import Left
 from marius_oac.training.own_loop.loop import CallLoop, Loop
-from marius_oac.training.own_loop.optimizers import RowsOptimizer
-from marius_oac.training.own_loop.pipeline import OpenBatch
-from marius_oac.training.own_loop.planner import Fed
-from marius_oac.training.own_loop.served import Peeked
+from marius_oac.training.own_loop.placing import Placing
 from marius_oac.training.own_loop.sharing import share_of
 from marius_oac.training.own_loop.unstepped import Unstepped
 
 _MODES = ("oac", "sync", "async")
 _UNEVEN = ("error", "pad")
-_OVER_SEVERAL = (
-    "rows have gradients of a batch that no step has used: over several processes engine.batches(loader, accumulate=N) "
-    "adds up those of N batches, and the row optimizer's zero_grad drops them"
-)
 _ONE = WorkersConfig(plan=1, read=1, upload=1, download=1, write=1)
 
 
@@ -80,10 +70,9 @@ class Engine(Closable):
         stateful = listed(stateful, "stateful", "Engine")
         check_stateful(optimizers, "optimizers")
         check_stateful(stateful, "stateful")
-        self._optimizers = [each for each in optimizers if isinstance(each, RowsOptimizer)]
-        self._feedings = feedings(model, keys, optimizers, share)
-        self._served, self.tables = zip(*((each.served, each.table) for each in self._feedings), strict=True)
-        self.model, self._dense = model, Dense(model, optimizers)
+        found = feedings(model, keys, optimizers, share)
+        self.model, self.tables, self._dense = model, tuple(each.table for each in found), Dense(model, optimizers)
+        self._placing = Placing(found, optimizers, self._dense)
         self._parts = Parts(self.tables, model, optimizers, stateful)
         self._loop: Loop | None = None
         self._position: Position | None = None  # of a pass that is not at its end
@@ -91,15 +80,15 @@ class Engine(Closable):
         self._failed: BaseException | None = None
         self._closed, self._pid, self.lost, self.weight = False, os.getpid(), 0, 1.0
         self._next = max(table.next_timestamp for table in self.tables)
-        self._unstepped, self._begun = Unstepped(self._served), self._next
+        self._unstepped, self._begun = Unstepped(self._placing.served), self._next
         self._home = Home(self.tables)
         if share.size > 1:
             if mode == "async":
                 raise InputError("async is for one process: several train in lockstep", "Engine: mode")
             from marius_oac.training.own_loop.processes.home import Processes  # it takes long, and few need it
 
-            self._home = Processes(group, share, self._feedings, in_flight, mode, self._next, self._fail)
-        for served, table in zip(self._served, self.tables, strict=True):
+            self._home = Processes(group, share, found, in_flight, mode, self._next, self._fail)
+        for served, table in zip(self._placing.served, self.tables, strict=True):
             served.table, served.engine, served.first_rows = table, self, None
         self._dense.watch()
 
@@ -132,19 +121,19 @@ class Engine(Closable):
         resumed, self._resumed, self._position = self._resumed, None, None
         self._home.begin(self._next, accumulate, uneven)
         self._begun = self._next
-        self._dense.warn_frozen()
-        self._loop = loop = Loop(self._home, self._config, self._next, self._fed, self._unstepped, loader, accumulate,
-                                 resumed, uneven == "pad")  # fmt: skip
+        self._dense.begin_loop()
+        self._loop = loop = Loop(self._home, self._config, self._next, self._placing.fed, self._unstepped, loader,
+                                 accumulate, resumed, uneven == "pad")  # fmt: skip
         end_at_exit(loop)
         try:
             for opened in loop.batches():
-                self._place(opened)
+                self._placing.place(opened)
                 own = len(opened.fed.batches) - opened.fed.padding
                 for place, batch in enumerate(opened.fed.batches):
                     self.weight = float(place < own)
                     yield batch
                     self._check_under_way(loop)
-                self._displace()
+                self._placing.displace()
             self._check_under_way(loop)  # the loader may have begun another one
         finally:
             if self._loop is loop:
@@ -167,7 +156,7 @@ class Engine(Closable):
         self._check_usable()
         if self._loop is None:
             self._resumed = self._position = None
-            self._loop = CallLoop(self._home, self._config, self._next, self._fed, self._unstepped)
+            self._loop = CallLoop(self._home, self._config, self._next, self._placing.fed, self._unstepped)
             end_at_exit(self._loop)
         loop = self._loop
         if not isinstance(loop, CallLoop):
@@ -177,45 +166,14 @@ class Engine(Closable):
             self._end_loop()
             self._check_usable()
             raise InputError("the loop was ended", "Engine")
-        self._place(opened)
+        self._placing.place(opened)
         try:
             yield opened.rows
         finally:
-            for served in self._served:
+            for served in self._placing.served:
                 served.clear()
-            self._displace()
+            self._placing.displace()
             loop.give_back()
-
-    def _place(self, opened: OpenBatch) -> None:
-        """Makes modules and optimizers have the batch's rows."""
-        for served, rows in zip(self._served, opened.rows, strict=True):
-            if served.left is not None:
-                rows.take_over(served.left)
-            served.announced.at_hand, served.rows, served.left = opened.fed.batch_index, rows, None
-            rows.leaf.register_hook(self._dense.reached)
-        for optimizer in self._optimizers:
-            optimizer.place()
-
-    def _displace(self) -> None:
-        for served in self._served:
-            if served.rows is not None:
-                served.left = served.rows.left()
-                if served.left is not None and served.rows.shared and served.left.reason is None:
-                    served.left = Left.refused(_OVER_SEVERAL)
-                served.rows.close()
-                served.rows = None
-        for optimizer in self._optimizers:
-            optimizer.place()
-
-    def _fed(self, number: int, until: int, batches: Sequence[Any]) -> Fed:
-        given, arrays = [], []
-        for each in self._feedings:
-            where = f"batch {number}, table {each.table.name!r}"
-            given.append(each.keys(batches, where))
-            arrays.append(joined([keys.array(where) for keys in given[-1]]))
-        for served, keys in zip(self._served, given, strict=True):
-            served.announced.add(keys, number)
-        return Fed(number, until, batches, arrays)
 
     @contextmanager
     def peek(self, batch: Any) -> Iterator[None]:
@@ -227,28 +185,15 @@ class Engine(Closable):
         """
         self._check_usable()
         self.wait_until_written()
-        peeked = []
-        for each in self._feedings:
-            where = f"the batch to peek at, table {each.table.name!r}"
-            keys, announced = each.keys([batch], where, train=False), Announced()
-            announced.add(keys, 0)
-            values, local = each.served.read(joined([part.array(where) for part in keys]))
-            peeked.append(Peeked(torch.from_numpy(values), torch.from_numpy(local), announced))
-        before = [served.peeked for served in self._served]
-        try:
-            for served, rows in zip(self._served, peeked, strict=True):
-                served.peeked = rows
+        with self._placing.peeked(batch):
             yield
-        finally:
-            for served, rows_before in zip(self._served, before, strict=True):
-                served.peeked = rows_before
 
     def _end_loop(self) -> None:
         """Drains the loop that is under way, if there is one; keeps its error."""
         loop = self._loop
         if loop is None:
             return
-        self._displace()
+        self._placing.displace()
         try:
             loop.end()
         except Exception as error:
@@ -278,8 +223,8 @@ class Engine(Closable):
         self._check_usable()
         self._dense.check_known()
         loop = self._loop
-        if loop is not None and any(served.rows is not None and served.rows.stepped for served in self._served):
-            self._displace()
+        if loop is not None and self._placing.stepped:
+            self._placing.displace()
             loop.give_back()
         self.wait_until_written()
         loop, oldest = self._loop, self._unstepped.oldest
@@ -358,7 +303,7 @@ class Engine(Closable):
         """Ends the loop that is under way: batches handed back are written. Rows can still be read in eval mode."""
         self._closed = True
         self._end_loop()  # again where Ctrl-C came between
-        for served in self._served:
+        for served in self._placing.served:
             served.engine = None
         self._dense.close()
         self._home.close()

@@ -82,10 +82,6 @@ class Served:
 
     def clear(self, set_to_none: bool = True) -> None:
         """Drops the gradients of the batch at hand and of those before, as `zero_grad` does."""
-        self.left, rows = None, self.rows
-        if rows is not None:
-            rows.clear()
-            if set_to_none:
-                rows.leaf.grad = None
-            elif rows.leaf.grad is not None:
-                rows.leaf.grad = torch.zeros_like(rows.leaf)
+        self.left = None
+        if self.rows is not None:
+            self.rows.clear(set_to_none)

@@ -104,6 +104,20 @@ def test_bags_and_rows_are_those_of_torch(weighted):
         assert torch.allclose(theirs.weight.data, own([[key] for key in range(KEYS)]), rtol=1e-6, atol=1e-6)
 
 
+def test_tables_are_frozen_and_lose_gradients_together():
+    collection = mt.EmbeddingBagCollection(TABLES)
+    rows = mt.SGD(collection)
+    with mt.Engine(collection, {collection: "sparse"}, [rows]) as engine:
+        for number, batch in enumerate(engine.batches(batches(2))):
+            collection.requires_grad_(number == 1)
+            assert collection(batch["sparse"]).values().requires_grad == (number == 1)
+        for batch in engine.batches(batches(1)):
+            collection(batch["sparse"]).values().sum().backward()
+            assert all(each.grad is not None for each in rows.param_groups[0]["params"])
+            collection.zero_grad()
+            assert all(each.grad is None for each in rows.param_groups[0]["params"])
+
+
 def test_keys_are_known_again_without_a_look_at_them(monkeypatch):
     collection = mt.EmbeddingBagCollection(TABLES)
     with mt.Engine(collection, {collection: "sparse"}, [mt.SGD(collection)]) as engine:

@@ -108,3 +108,12 @@ def test_a_process_refuses_keys_of_the_other_kind_of_another_one():
         shard.rows_of((np.ones(2, np.uint16), keys, checks))
     with refused(False):
         shard.rows_of((np.array([0, 1], np.uint16), keys, checks))
+
+
+def test_rows_that_are_looked_at_decide_nothing():
+    with (loop := Loop()).engine as engine:
+        loop.items.eval()(TEXTS)
+        with engine.peek({"item": TEXTS}):
+            loop.items(TEXTS)
+        loop.items.train()
+        train(loop, NUMBERS)

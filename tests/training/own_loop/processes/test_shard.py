@@ -97,6 +97,7 @@ def test_who_has_not_stepped_sends_no_gradients():
         ([STEP, STEP, NO_STEP], "rank 0 has updated rows and rank 2 has not: it called no step"),
         ([NO_STEP, NO_STEP, STEP], "rank 2 has updated rows and rank 0 has not: it called no step"),
         ([STEP, replace(STEP, rate=0.2)], "the learning rate is 0.1 on rank 0 and 0.2 on rank 1"),
+        ([STEP, replace(STEP, decay=0.5)], "the weight decay is 0 on rank 0 and 0.5 on rank 1"),
         ([STEP, STEP, replace(STEP, number=4)], "it is step 3 on rank 0 and 4 on rank 2"),
     ],
 )
@@ -106,3 +107,12 @@ def test_processes_that_differ_are_named(others, line):
     with pytest.raises(InputError) as error:
         _check_alike("items", 7, others)
     assert str(error.value).startswith("batch 7, table 'items': ") and line in str(error.value)
+
+
+def test_rows_that_were_looked_up_decay():
+    by = mt.SGD(mt.Embedding(2), lr=0.1)
+    table = Table("items", 2, 1.0, 0, by.config, 10)
+    table.begin_with(np.ones((3, 2), np.float32))
+    about = Stepped.parse([np.array([0.1, 1, 0.5]).tobytes(), np.zeros((1, 3), np.float32).tobytes()], 1, 2)
+    LoopTable(table, by).step(np.array([0, 2]), np.array([[1, 1, 1], [0, 0, 0]], np.float32), 1, about)
+    assert np.allclose(table.items(0, 3)[1], [[0.85] * 2, [1] * 2, [1] * 2])
