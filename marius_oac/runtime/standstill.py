@@ -205,6 +205,7 @@ def watched(after: float = AFTER) -> Iterator[None]:
     with bell, ExitStack() as stack:
         stack.callback(join, thread)
         stack.enter_context(rope)
+        stack.callback(rope.shutdown, socket.SHUT_RDWR)  # a forked process may hold it, too
         if whole:
             rope.setblocking(False)
             before = signal.set_wakeup_fd(rope.fileno(), warn_on_full_buffer=False)

@@ -456,3 +456,29 @@ def test_files_that_were_read_wrongly(tmp_path, caplog, command, rows):
         assert code == 0 and f"#   marius-oac prepare {path} --out data/{path.stem}" in out, name
         assert [line for line in err if "left out" in line] == [f"note: {path}: {line}" for line in said]
         assert ("  decoder: dot" in "\n".join(out)) == (len(edges[0]) == 2)
+
+
+@pytest.mark.parametrize("parts, plain, said", [
+    (["a, in, b\nb, in, c\n", "c, on, a\n"], [("a", "in", "b"), ("b", "in", "c"), ("c", "on", "a")], 0),
+    (["1.0,2\n2.0,3\n", "3.0,1\n3.0,4\n"], [("1", "2"), ("2", "3"), ("3", "1"), ("3", "4")], 2),
+    (["1,2\n2,3\n", "1.0,3\n3.0,2\n"], [("1", "2"), ("2", "3"), ("1", "3"), ("3", "2")], 1),
+    (["a\tb\nb\tc\n" * 20, "#x\ty\n#z\tw\nx\ty\n" * 20],
+     [("a", "b"), ("b", "c"), ("#x", "y"), ("#z", "w"), ("x", "y")], 1),
+])  # fmt: skip
+def test_of_several_files_each_is_read_and_told_of_as_alone(tmp_path, caplog, parts, plain, said):
+    folder, suffix = tmp_path / "parts", "tsv" if "\t" in parts[0] else "csv"
+    folder.mkdir()
+    for number, text in enumerate(parts):
+        (folder / f"{number}.{suffix}").write_text(text)
+    found, told = read(tmp_path, folder, caplog)
+    assert {tuple(map(str, edge)) for edge in found} == set(plain)
+    assert len(told) == said, told
+
+
+def test_what_an_edge_index_and_runs_of_blanks_can_not_have(tmp_path, caplog):
+    np.savez(tmp_path / "a.npz", edge_index=np.arange(20).reshape(2, 10))
+    with pytest.raises(InputError, match="an edge_index has an edge in each column: leave --columns out"):
+        read(tmp_path, tmp_path / "a.npz", caplog, read=ReadOptions(columns=("0", "1")))
+    (tmp_path / "a.txt").write_text('"a"  "x"\n"b"  "y"\n' * 20)
+    with pytest.raises(InputError, match="names between runs of blanks can't be quoted"):
+        read(tmp_path, tmp_path / "a.txt", caplog, read=ReadOptions(quotes=True))

@@ -212,3 +212,27 @@ def test_a_flipped_bit_of_a_footer_is_a_line_at_most(tmp_path, step):
     done = subprocess.run([sys.executable, "-c", READS_FLIPPED, path, repr(places)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-400:]
     assert int(done.stdout) > len(places) / 4
+
+
+def test_pages_are_measured_from_where_arrow_reads_them(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": ["x" * 3000], "b": ["y"]}), path, use_dictionary=False)
+    monkeypatch.setattr(parquet_pages, "MOST_PAGE_BYTES", 1000)
+    chunks = column_chunks(path)
+    for place in (None, 0, chunks[0][1].data_page_offset):  # the last is a small page behind
+        forged = [[chunks[0][0]._replace(dictionary_page_offset=place), chunks[0][1]]]
+        monkeypatch.setattr(parquet_pages, "column_chunks", lambda path, forged=forged: forged)
+        parquet_pages._planned.cache_clear()
+        with pytest.raises(InputError, match="a page of 3,0.. bytes"):
+            parquet_pages.reading_plan(path, ["a"], 10)
+
+
+def test_lists_within_lists_are_no_header(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": list(range(1000))}), path, use_dictionary=False, compression="none")
+    content = bytearray(path.read_bytes())
+    at = column_chunks(path)[0][0].data_page_offset
+    content[at : at + 900] = b"\x19" * 900
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="is damaged: there is no page at byte"):
+        parquet_pages.reading_plan(path, ["a"], 10)

@@ -247,4 +247,4 @@ def test_a_process_that_the_kernel_has_killed_for_memory_is_told(monkeypatch, un
     dies = f"import os; os.kill(os.getpid(), {number})"
     with pytest.raises(NodeLost, match=f"was ended by {signal.Signals(number).name}") as caught:
         run(LocalProcesses(["-c", dies], ["a"], "secret"))
-    assert ("the memory that its control group may use was used up" in str(caught.value)) == named
+    assert ("the kernel has ended a process for lack of memory" in str(caught.value)) == named

@@ -55,7 +55,7 @@ def test_the_next_one_removes_that_of_a_killed_process_and_none_that_is_held(pla
 
 
 def test_what_is_another_users_or_no_folder_stays(place, monkeypatch):
-    names = [f"marius-oac.scratch.{name}" for name in ("file", "folder", "link")]
+    names = [f"{scratch.PREFIX}{name}" for name in ("file", "folder", "link")]
     (place / names[0]).write_text("")
     (place / names[1]).mkdir()
     (place / "marius-oac.other").mkdir()
@@ -102,7 +102,7 @@ def test_where_there_are_no_locks_nothing_is_removed(place, monkeypatch):
         raise OSError("no locks")
 
     monkeypatch.setattr(scratch.fcntl, "flock", refuse)
-    (place / "marius-oac.scratch.old").mkdir()
+    (place / f"{scratch.PREFIX}old").mkdir()
     with scratch_folder() as folder:
-        assert left(place) == sorted(("marius-oac.scratch.old", folder.name))
-    assert left(place) == ["marius-oac.scratch.old"]
+        assert left(place) == sorted((f"{scratch.PREFIX}old", folder.name))
+    assert left(place) == [f"{scratch.PREFIX}old"]

@@ -367,3 +367,25 @@ def test_the_thread_looks_by_its_own_clock(monkeypatch):
     with watched(0.05), Activity("the table is being read"):
         assert said.wait(PATIENCE)
     assert lines[0] == "no progress for 0 s: the table is being read for 0 s"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
+def test_a_forked_process_that_outlives_the_block_does_not_hold_it():
+    read, write = os.pipe()
+
+    def watches():
+        with watched(60.0):
+            child = os.fork()
+            if not child:
+                os.close(write)
+                os.read(read, 1)
+                os._exit(0)
+            return child
+
+    running = in_thread(watches)
+    try:
+        pid = joined(*running)
+    finally:
+        os.close(write)
+        os.close(read)
+    os.waitpid(pid, 0)

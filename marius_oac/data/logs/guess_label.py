@@ -76,7 +76,7 @@ def guess_label(sample: LogSample, asked: str | None = None, any_values: bool = 
     rated = [name for name in sample.names if is_named(name, _RATINGS) and _is_rating(sample.columns[name])]
     for found in (named, [] if named else rated, two):
         if len(found) == 1:
-            return _guessed(sample, found[0], sure=found is not two or not rated)
+            return _guessed(sample, found[0], sure=found is not two)
     ends = [name for name in (sample.names[0], sample.names[-1]) if name in two]
     if len(ends) == 1 and not named:
         return _guessed(sample, ends[0], sure=False)

@@ -66,6 +66,8 @@ def _is_turned(ids: np.ndarray, name: str, file: EdgeFile) -> bool:
             f"an array [edges, 2 or 3] or [2, edges] is needed, not one of shape {np.shape(ids)}", file.path
         )
     rows, columns = ids.shape
+    if rows == 2 and name == "edge_index" and file.options.columns is not None:
+        raise InputError("an edge_index has an edge in each column: leave --columns out", file.path)
     if rows != 2 or file.options.columns is not None or name == "edge_type":
         return False
     if columns in (2, 3) and name != "edge_index":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,7 @@ class Columns:
         width: their number.
         names: their names, if the file has names.
         chosen: the numbers of those that are read.
+        padded: of a text, the places in `chosen` of those with a blank behind each delimiter.
     """
 
     file: str
@@ -87,6 +89,7 @@ class Columns:
     width: int
     names: tuple[str, ...] | None
     chosen: tuple[int, ...]
+    padded: tuple[int, ...] = ()
 
     def meant(self) -> str:
         """Which columns are read: by name, else all of so many."""
@@ -110,6 +113,7 @@ class EdgeFile:
         doubtful: whether which columns are meant is a guess, which was told of.
         columns: what `readers.read_edges` found; None: no rows.
         first_lines: the fields of a text's first lines, where none is before.
+        told: notes on these files, without names and numbers.
     """
 
     path: Path
@@ -123,24 +127,29 @@ class EdgeFile:
     doubtful: bool = False
     columns: Columns | None = None
     first_lines: Sequence[Sequence[str]] = ()
+    told: set[str] = field(default_factory=set)
 
     def check_rows(self, rows: int) -> None:
         """Raises InputError if there are none, unless it is one of several files."""
         if not rows and not self.one_of_several:
             raise InputError(f"the file has no {self.holds}", self.path)
 
-    def settle(self, kind: str, width: int, names: Sequence[str] | None, chosen: Sequence[int]) -> None:
+    def settle(
+        self, kind: str, width: int, names: Sequence[str] | None, chosen: Sequence[int], padded: Sequence[int] = ()
+    ) -> None:
         """Notes the columns. Raises InputError if a file before has others: of the same kind, or by their names."""
         named = None if names is None else tuple(names)
-        self.columns = found = Columns(self.called or str(self.path), kind, width, named, tuple(chosen))
+        self.columns = found = Columns(self.called or str(self.path), kind, width, named, tuple(chosen), tuple(padded))
         for other in self.before.values():
             comparable = other.kind == kind or None not in (other.names, named)
             if comparable and found.meant() != other.meant():
                 raise InputError(f"{found.meant()} here, {other.meant()} in {other.file}", self.path)
 
     def tell(self, line: str) -> None:
-        """Tells the user of a guess; of several files the first one's."""
-        if not self.before:
+        """Tells the user of a guess; of several files once for those that are alike."""
+        alike = re.sub(r"'[^']*'|[0-9.,]+", "", line)
+        if alike not in self.told:
+            self.told.add(alike)
             logger.warning(f"{self.called or self.path}: {line}")
 
     def select(

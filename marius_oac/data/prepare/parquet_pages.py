@@ -41,6 +41,7 @@ _HEADER_BYTES, _MOST_HEADER_BYTES = 512, 1 << 20
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 _DELTA_BYTE_ARRAY = 7
+_DEEPEST = 8  # structs and lists within each other
 _END_BYTES = 8  # at the end of a file: the footer's length, and "PAR1"
 
 
@@ -76,7 +77,8 @@ def _chunk(fields: dict[int, Any]) -> Chunk:
     used = {*fields[2], *(each[2] for each in fields.get(13, ()))}
     name = ".".join(part.decode("utf-8", "replace") for part in fields[3])
     found = Chunk(name, _CODECS[fields[4]], frozenset(used), fields[5], fields[7], fields[9], fields.get(11))
-    if min(found.num_values, found.total_compressed_size, found.data_page_offset) < 0 or fields[4] < 0:
+    places = (found.data_page_offset, found.dictionary_page_offset or 0)
+    if min(found.num_values, found.total_compressed_size, *places) < 0 or fields[4] < 0:
         raise ValueError("a negative number")
     return found
 
@@ -207,7 +209,9 @@ def _longest(content: np.ndarray) -> np.int64:
 def _largest(file: BinaryIO, chunk: Chunk, where: str, path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
     """Measures a column chunk. Returns the decompressed bytes of the dictionary and of the largest page, the number of
     values, and of the dictionary its position, its bytes in the file, and its decompressed bytes."""
-    at = chunk.data_page_offset if chunk.dictionary_page_offset is None else chunk.dictionary_page_offset
+    at = chunk.data_page_offset
+    if 0 < (chunk.dictionary_page_offset or 0) < at:  # where Arrow begins
+        at = chunk.dictionary_page_offset or 0
     end, values, dictionary, largest, place = at + chunk.total_compressed_size, 0, 0, 0, (0, 0, 0)
     while at < end and values < chunk.num_values:
         length, header = _page_header(file, at, where, path)
@@ -262,14 +266,14 @@ class _Thrift:
 
     def _struct(self, depth: int) -> dict[int, Any]:
         fields, number = {}, 0
-        if depth > 8:
-            raise ValueError
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._integer()
             fields[number] = self._value(head & 15, depth, boolean=None)
         return fields
 
     def _value(self, kind: int, depth: int, boolean: int | None = 1) -> Any:
+        if depth > _DEEPEST:
+            raise ValueError
         if kind in (1, 2):  # true and false; in a list each takes a byte
             return self._skip(boolean) if boolean else kind == 1
         if kind == 3:

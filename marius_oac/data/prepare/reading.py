@@ -87,6 +87,7 @@ class _Several:
         self._waiting: list[Source] = []
         self._lines: list[Sequence[str]] = []  # of texts that wait
         self._done = self.comment_lines = 0
+        self._told = set[str]()
 
     @property
     def columns(self) -> Columns | None:
@@ -110,7 +111,7 @@ class _Several:
 
     def _text_waits(self, path: Path, name: str) -> bool:
         """Whether a text must wait; notes its columns if it shows them. One without lines tells nothing."""
-        file = EdgeFile(path, self._options, one_of_several=True, called=name, like=self._like)
+        file = EdgeFile(path, self._options, one_of_several=True, called=name, like=self._like, told=self._told)
         edges = read_edges(file)
         next(edges, None)
         edges.close()
@@ -138,7 +139,8 @@ class _Several:
 
     def _read(self, path: Path, name: str) -> None:
         self._done += 1
-        file = EdgeFile(path, self._options, one_of_several=True, before=self._seen, called=name, like=self._like)
+        file = EdgeFile(path, self._options, one_of_several=True, before=self._seen, called=name, like=self._like,
+                        told=self._told)  # fmt: skip
         self.comment_lines += _read_file(self._encoder, file, f" ({self._done:,} of {self._count:,})")
         if file.columns is not None:
             self._seen.setdefault(file.columns.kind, file.columns)

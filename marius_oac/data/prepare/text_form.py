@@ -129,6 +129,8 @@ def _width(line: str, form: TextForm) -> int:
 def _with_quotes(form: TextForm, lines: Sequence[str], asked: bool | None) -> TextForm:
     """Whether fields may be quoted: in a CSV; where all are; where lines have equally many columns only if quotes hide
     some delimiters; and where all quotes within names are doubled. Else quotes belong to names."""
+    if form.runs and asked:
+        raise InputError("names between runs of blanks can't be quoted", "quotes")
     if form.runs or asked is not None or form.delimiter == ",":
         return replace(form, quoted=not form.runs and asked is not False)
     some = [line for line in lines if '"' in line]

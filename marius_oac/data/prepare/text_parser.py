@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -175,10 +175,8 @@ class Parser:
             names = fields if named else None
             even = [row for row in rows[named:] if len(row) == self.width]
             self.chosen = self.file.select(self.width, names, even, form.counted is not None)
-            self._find_whole(even)
             pair = not named and len(fields) == 2 and all(re.fullmatch("[0-9]{1,18}", field) for field in fields)
             self.counts = int(fields[1]) if pair else None
-            self._find_blanks(even)
         else:  # a line with other fields is blamed below
             names = None if before.names is None else list(before.names)
             self.chosen, self.width = list(before.chosen), before.width
@@ -187,7 +185,10 @@ class Parser:
             if not named and (alike or self._has_header(lines, rows)[0]):
                 other = f"other than those of {before.file}" if names else f"where {before.file} has none"
                 raise InputError(f"column names {other}, or an edge (--no-header)", where)
-        self.file.settle("text", self.width, names, self.chosen)
+        even = [row for row in rows[named:] if len(row) == self.width]
+        self._find_whole(even)
+        self._find_blanks(even, before.padded if before else ())
+        self.file.settle("text", self.width, names, self.chosen, self.padded)
         numbered = [f"{index} (counted from 0)" for index in range(self.width)]
         self.titles = numbered if names is None else [repr(name) for name in names]
         for doubt in form.doubts:
@@ -213,12 +214,13 @@ class Parser:
                 self.whole.append(place)
                 self.file.tell(f"ids of column {index} are written as {point} and read as {point.partition('.')[0]}")
 
-    def _find_blanks(self, rows: list[list[str]]) -> None:
+    def _find_blanks(self, rows: list[list[str]], known: Collection[int]) -> None:
         """Finds columns with a blank behind each delimiter, which belongs to it. Others belong to names, and are told
-        of where there is a name without them."""
-        if self.file.options.columns is None and present(self.form).delimiter != "\t" and len(rows) > 1:
+        of where there is a name without them. One row tells nothing but of columns that are `known` to be so."""
+        if self.file.options.columns is None and present(self.form).delimiter != "\t":
             self.padded = [place for place, index in enumerate(self.chosen)
-                           if index and all(row[index].startswith(" ") for row in rows)]  # fmt: skip
+                           if index and (len(rows) > 1 or place in known)
+                           and all(row[index].startswith(" ") for row in rows)]  # fmt: skip
         ends = {0, len(self.chosen) - 1} - {*self.padded}
         names = {row[self.chosen[place]] for place in ends for row in rows}
         odd = min((name for name in names if name != name.strip(" ") and name.strip(" ") in names), default=None)

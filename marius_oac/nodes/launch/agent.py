@@ -287,7 +287,7 @@ def _explain(processes: LocalProcesses, failures: Mapping[int, ProcessFailure], 
         if each.exitcode < 0 and each.exitcode not in _ASKED and each.timestamp <= soonest + 1:
             how = signal.Signals(-each.exitcode).name
             if each.exitcode == -signal.SIGKILL and memory_kills() > kills:
-                how += ": the memory that its control group may use was used up (memory.max)"
+                how += ": the kernel has ended a process for lack of memory (the machine's, or memory.max of its group)"
             raise NodeLost(processes.names[each.local_rank], f"process {each.pid} was ended by {how}")
     for local, code in codes.items():
         # LOST: it ended because of another one. 2: all have found the same mistake, and the first has reported it.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PREFIX = "marius-oac.scratch."
+PREFIX = f"marius-oac.scratch.{socket.gethostname()}."  # locks of some shared file systems are a machine's own
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def scratch_folder() -> Iterator[Path]:
 
 def _made() -> tuple[Path, int]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         with suppress(FileNotFoundError):  # another process has taken it for one that nobody holds
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             with suppress(OSError):  # no locks
@@ -44,7 +45,7 @@ def _made() -> tuple[Path, int]:
 def _sweep(place: Path) -> None:
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
-            if entry.name.startswith(_PREFIX):
+            if entry.name.startswith(PREFIX):
                 with suppress(OSError):  # a link, another user's, held, or removed meanwhile
                     _remove_if_free(entry.path)
 
