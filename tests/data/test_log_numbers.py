@@ -164,3 +164,14 @@ def test_sections_that_mean_nothing_are_refused(section, said):
     with pytest.raises(ConfigError) as caught:
         Config.build(tree)
     assert said in str(caught.value), str(caught.value)
+
+
+def test_a_blank_elsewhere_changes_no_bit_of_a_number(tmp_path):
+    between = "1.000000059604644775390626"  # rounded to float64 first, it would become 1
+    schema, bits = numbers(column("none", missing=0), label="label"), set()
+    for other in ("3", " ", "NA", " NA"):
+        path = write(tmp_path / "log.csv", f"label,c,x\n1,a,{between}\n0,b,{other}\n")
+        first, second = read(path, schema).numbers[:, 0]
+        assert first > 1 and second == (3 if other == "3" else 0)
+        bits.add(first.tobytes())
+    assert len(bits) == 1

@@ -82,7 +82,7 @@ def floats(column: pa.Array, each: NumericConfig, kind: pa.DataType, config: Log
     Raises:
         InputError: a text is no number.
     """
-    values = _parsed(column, each, config, place) if is_text(plain(column.type)) else _cast(column, kind)
+    values = _parsed(column, each, config, place, kind) if is_text(plain(column.type)) else _cast(column, kind)
     values = values.astype(kind.to_pandas_dtype(), copy=False)
     meant = [number for text in config.missing if (number := number_of(text)) is not None]  # such as -999
     return (
@@ -101,13 +101,14 @@ def _cast(column: pa.Array, kind: pa.DataType) -> np.ndarray:
     return values
 
 
-def _parsed(column: pa.Array, each: NumericConfig, config: LogConfig, place: Place) -> np.ndarray:
-    """The numbers of texts, float64 [n]."""
+def _parsed(column: pa.Array, each: NumericConfig, config: LogConfig, place: Place, kind: pa.DataType) -> np.ndarray:
+    """The numbers of texts, floats of type `kind`, [n]."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     texts = pc.utf8_trim_whitespace(encoded.dictionary.cast(pa.string()))
     codes = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
     missing = pc.is_in(texts, pa.array((*MISSING_TEXTS, *config.missing))).to_numpy(zero_copy_only=False)
-    found = np.append(written_numbers(texts, each), np.nan)
+    found = written_numbers(texts, each, kind)
+    found = np.append(found, found.dtype.type(np.nan))
     wrong = np.flatnonzero(np.append(np.isnan(found[:-1]) & ~missing, False)[codes])
     if wrong.size:
         text = texts[int(codes[wrong[0]])].as_py()
@@ -116,8 +117,9 @@ def _parsed(column: pa.Array, each: NumericConfig, config: LogConfig, place: Pla
     return found[codes]
 
 
-def written_numbers(texts: pa.StringArray, way: NumericConfig) -> np.ndarray:
-    """The numbers that texts without blanks around them are, if they are written in this way, float64 [n]; NaN: none.
+def written_numbers(texts: pa.StringArray, way: NumericConfig, kind: pa.DataType | None = None) -> np.ndarray:
+    """The numbers that texts without blanks around them are, if they are written in this way, floats of type `kind`
+    (float64), [n]; NaN: none. Each is rounded once.
 
     A mark between thousands must stand before each three digits, or nowhere: 1,5 is not 15, and 0,125 not 125.
     """
@@ -132,7 +134,7 @@ def written_numbers(texts: pa.StringArray, way: NumericConfig) -> np.ndarray:
     if way.thousands is not None:
         texts = pc.replace_substring(texts, way.thousands, "")
     texts = pc.if_else(fits, pc.replace_substring(texts, way.decimal, "."), None)
-    return texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return texts.cast(kind or pa.float64()).to_numpy(zero_copy_only=False)
 
 
 def number_hint(text: str) -> str:
