@@ -4,7 +4,7 @@ import pytest
 
 from marius_oac.cli.commands import main
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.prepare import text
+from marius_oac.data.prepare import text_parser
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.run_folders import says, write_config
@@ -57,7 +57,7 @@ def test_the_key_of_a_column_or_a_missing_number(command, tmp_path, setting, par
 
 
 def test_the_line_that_is_too_long_in_a_file_of_edges(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(text, "_PARSED_BYTES", 1 << 12)
+    monkeypatch.setattr(text_parser, "_PARSED_BYTES", 1 << 12)
     lines = [f"a{i}\tb{i % 7}" for i in range(1500)]
     lines[1234] = "c\t" + "y" * (5 << 12)
     (tmp_path / "g.tsv").write_text("\n".join(lines) + "\n")

@@ -201,7 +201,7 @@ def test_a_mistake_is_where_its_value_comes_from(overrides, expected, tmp_path):
         ("data:\n", "c.yaml:1: data: must be a section of keys, not null"),
         ("data: {path: g}\n7: 1\nstorage: {}\n",
          "c.yaml:2: 7: unknown key '7'; known here: seed, device, threads, binding, compute, pipeline, storage, "
-         "checkpoint, metrics, trackers, nodes, task, data, model, encoder, training, evaluation"),
+         "checkpoint, metrics, trackers, stall_after, nodes, task, data, model, encoder, training, evaluation"),
         ("data: {path: g}\nencoder:\n  layers:\n    - {kind: sage}\n    - {kind: sagee}\n",
          "c.yaml:5: encoder.layers.1: `kind` must be one of sage, gat, module, not 'sagee'"),
         ("data: {path: g}\nencoder:\n  layers:\n    - kind: sage\n      neigbors: 3\n",

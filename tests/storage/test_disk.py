@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from marius_oac.storage.disk.files import Listing, PageFiles
+from marius_oac.storage.disk.files import LISTING, Listing, PageFiles
 from marius_oac.storage.disk.layout import page_bytes_for
 from marius_oac.storage.disk.store import SsdStore
 from marius_oac.storage.disk.tier import DiskTier
@@ -16,6 +16,7 @@ def make_tier(folder, layouts, capacities, frames, look_ahead=8, io="direct"):
     page_bytes = page_bytes_for([layout.row_bytes for layout in layouts.values()])
     listing = Listing.new(page_bytes)
     files = PageFiles(folder, listing, io, depth=4, create=True)
+    (folder / LISTING).write_text(listing.dump(), "utf-8")
     return DiskTier(files, layouts, capacities, frames * (page_bytes + 64), look_ahead)
 
 

@@ -321,6 +321,10 @@ class ShardedTask(Task):
         """Evaluates with the leading process's parameters, each trainer a share; all get the metrics. Collective."""
         return self._together(parts, lambda among: self.task.evaluate(parts, split, whole, among))
 
+    def check_unchanged(self) -> None:
+        """See `Task.check_unchanged`."""
+        self.task.check_unchanged()
+
     def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> dict[str, float] | None:
         """See `Task.before_epoch`; measured as `evaluate` does. Collective."""
         self.rows.before_epoch(epoch)
