@@ -157,9 +157,9 @@ def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: P
     """
     place = place_of(path, rows, config)
     label = config.label
-    numbers, buckets = numbers_of(batch, config, place)
     labels = labels_of(batch.column(label.column), label, place) if with_labels else None
     weights = None if labels is None or config.weight is None else weights_of(batch, labels, config, place)
+    numbers, buckets = numbers_of(batch, config, place)
     keys: dict[str, np.ndarray] = {}
     checks: dict[str, np.ndarray | None] = {}
     for each in config.categorical:

@@ -33,7 +33,7 @@ from marius_oac.data.logs.lines import (
     count_rows,
     read_first_line,
 )
-from marius_oac.data.logs.numbers import arrow_type
+from marius_oac.data.logs.numbers import arrow_type, floats
 from marius_oac.data.logs.parquet import ParquetLog
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.place import Place, format_of, place_of
@@ -106,16 +106,17 @@ class TextLog:
         return 0 if self._config.columns else 1
 
     def _parse(self, lines: Lines, wanted: np.ndarray) -> Parsed:
-        text, rows, done = lines.pick(wanted), lines.first + wanted, 0
+        text, rows, done, numbers = lines.pick(wanted), lines.first + wanted, 0, True
         try:
             table = self._table(text, threads=True)
-        except pa.ArrowInvalid:  # a text among numbers may be blank, or mean a missing one: `numbers_of` knows
+        except pa.ArrowInvalid:
             try:
-                table = self._table(text, threads=True, numbers=False)
+                table, numbers = self._table(text, threads=True, numbers=False), False
             except pa.ArrowInvalid as error:
                 raise self._blamed(text, rows, error) from None
         if table.num_rows != rows.size or self._open_quote(lines.pick(wanted[-1:])):
             raise _not_as_counted(rows, table.num_rows, self.path)
+        table = table if numbers else self._with_numbers(table, rows)
         for batch in table.to_batches():
             yield rows[done : done + batch.num_rows], batch
             done += batch.num_rows
@@ -141,6 +142,18 @@ class TextLog:
                 null_values=(*MISSING_TEXTS, *config.missing),
             ),
         )
+
+    def _with_numbers(self, table: pa.Table, rows: np.ndarray) -> pa.Table:
+        """The columns with the numbers of texts. Some are none to Arrow, such as a blank, which means a missing one."""
+        place = place_of(self.path, rows, self._config)
+        for each in self._config.numeric:
+            if each.name in table.column_names and not each.written:
+                column = table.column(each.name).combine_chunks()
+                values = floats(column, each, arrow_type(each), self._config, place)
+                table = table.set_column(
+                    table.column_names.index(each.name), each.name, pa.array(values, from_pandas=True)
+                )
+        return table
 
     def _open_quote(self, line: np.ndarray) -> bool:
         """Whether a quoted value of this line continues in the next. Arrow closes it silently at the end of a text."""

@@ -105,14 +105,12 @@ class ShardedTask(Task):
         speed_monitor: SpeedMonitor | None = None,
     ):
         self.task, self.config, self.notes = task, task.config, task.notes
-        self.group = group
-        self.crowd = crowd or Crowd([True] * len(weights))
+        self.group, self.crowd = group, crowd or Crowd([True] * len(weights))
         self.trainers = self.crowd.trainers
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
         carries = weights[group.rank] and not detached
         self.place = sum(each > 0 for each in weights[: group.rank]) if carries else None
-        trains = detached or self.crowd.trains[group.rank]
-        self.peers: ClusterPeers = ClusterPeers(group, trains, self.place is not None)
+        self.peers: ClusterPeers = ClusterPeers(group, detached or self.crowd.trains[group.rank], bool(carries))
         self.packed, self._detached = packed or Packed(even(self.carried, task.num_shards)), detached
         self.speed_monitor = speed_monitor or SpeedMonitor(
             task.config.nodes, group.rank, self.trainers, task.config.training.batch_size
@@ -254,8 +252,7 @@ class ShardedTask(Task):
     def _reading_together(
         self, stack: ExitStack, planner: SlicedPlanner, source: RemoteSource, binding: Binding
     ) -> SlicedPlanner:
-        """A planner of the batches in lockstep, which reads together with those of the other trainers if all of them
-        serve; that is, if all carry rows."""
+        """A planner of the batches in lockstep, which reads together with the other trainers' if all carry rows."""
         config, crowd, parts = self.config, self.crowd, self.config.nodes.parts
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
         trainers = [rank for rank, trains in enumerate(crowd.trains) if trains]
@@ -340,8 +337,7 @@ class ShardedTask(Task):
             return SharedEvaluation(self.group, self.crowd.trains).evaluate(make)
 
     def summary(self) -> dict[str, Any]:
-        """Those of the task and of all nodes' rows; traffic, refused connections, the placement, and the metrics of
-        dense parameters. Collective."""
+        """Those of the task, of all nodes' rows, of traffic, the placement and dense parameters. Collective."""
         source = present(self._built).source
         figures = {
             "rows.bytes_pushed_and_asked": source.bytes_sent,
