@@ -76,6 +76,7 @@ class Engine(Closable):
         self._parts = Parts(self.tables, model, optimizers, stateful)
         self._loop: Loop | None = None
         self._position: Position | None = None  # of a pass that is not at its end
+        self._waiting: Position | None = None  # without the batches whose gradients it has left, if they still wait
         self._resumed: Position | None = None  # where the next pass begins
         self._failed: BaseException | None = None
         self._closed, self._pid, self.lost, self.weight = False, os.getpid(), 0, 1.0
@@ -201,8 +202,9 @@ class Engine(Closable):
         finally:
             self._loop = None
             self.lost += loop.lost
-            self._next, position = loop.next_batch, loop.position()
-            self._position = position.ended()
+            position, self._next = loop.position(waiting=False), loop.next_batch
+            self._position, self._waiting = position.ended(), loop.position(waiting=True)
+            self._begun = self._next if position.finished else self._begun
             for table in self.tables:
                 table.next_timestamp = self._next
 
@@ -215,8 +217,8 @@ class Engine(Closable):
 
         Raises:
             DivergedError: parameters or rows are not finite.
-            InputError: a state holds what is no plain data, an optimizer was not named, gradients of a pass before wait
-                for a step, or the folder can't be written.
+            InputError: a state holds what is no plain data, an optimizer was not named, gradients of a pass that is at
+                its end wait for a step, or the folder can't be written.
         """
         check_whole(keep, "keep", "Engine.save")
         path = folder_of(folder, "Engine.save")
@@ -232,9 +234,10 @@ class Engine(Closable):
             raise InputError(f"gradients of batch {oldest}, of a pass before, wait for a step, and no checkpoint has "
                              "gradients: save after the step, or call zero_grad", "Engine.save")  # fmt: skip
         if loop is not None:
-            moment = Moment(loop.first_untrained, loop.position())
+            moment = Moment(loop.first_untrained, loop.position(waiting=oldest is not None))
         else:
-            moment = Moment(self._next, self._position or self._resumed)
+            position = self._position if oldest is None else self._waiting
+            moment = Moment(self._next, position or self._resumed)
         self._home.save(path, self._parts, moment, keep)
 
     def load(self, folder: str | os.PathLike[str]) -> bool:

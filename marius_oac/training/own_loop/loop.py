@@ -71,7 +71,7 @@ class Loop:
         self._held: deque[Fed] = deque()  # batches that were drawn and not fed
         self._ahead: deque[Fed] = deque()  # those that were fed and are not with the user yet
         self._one_by_one = unstepped.waits
-        self._trained = self._supply.drawn  # batches of the pass
+        self._back = self._trained = self._supply.drawn  # batches of the pass, all and those before any that waits
         self._at_hand: OpenBatch | None = None
         self.handed_back, self.lost = 0, 0
         self._always = self._lay(first) or home.waits or config.mode == "async"
@@ -101,10 +101,10 @@ class Loop:
         """The number after that of the last batch that was handed back."""
         return self._first + self.handed_back
 
-    def position(self) -> Position:
-        """Where the pass over the loader is after the batches that were handed back, without those whose gradients wait
-        for a step."""
-        return self._supply.position(self._trained, self.first_untrained)
+    def position(self, waiting: bool) -> Position:
+        """Where the pass over the loader is after the batches that were handed back; without the last ones, whose
+        gradients were left, if they are still `waiting` for a step."""
+        return self._supply.position(self._trained if waiting else self._back, self.first_untrained)
 
     def _start_threads(self) -> None:
         """Starts the pipeline's threads, if it is time for them. No batch may be with the user."""
@@ -188,8 +188,9 @@ class Loop:
     def _count(self, batch: OpenBatch) -> None:
         # Right also where Ctrl-C has it called twice.
         self.handed_back = batch.fed.batch_index + 1 - self._first
+        self._back = batch.fed.until
         if not self._unstepped.waits:
-            self._trained = batch.fed.until
+            self._trained = self._back
 
     def _hold_back(self, added_up: bool) -> None:
         """Feeds one batch at a time from now on, if the last one has left gradients that wait for a step. `added_up`:
@@ -264,9 +265,9 @@ class CallLoop(Loop):
         self._supply.draw(1)  # which finds that there are none
         self._threads = bool(self._threads)  # nothing is ahead of a batch that they could work on meanwhile
 
-    def position(self) -> Position:
+    def position(self, waiting: bool) -> Position:
         """That of a pass that is at its end."""
-        return replace(super().position(), finished=True)
+        return replace(super().position(waiting), finished=True)
 
     def exchange(self, batch: Any) -> OpenBatch | None:
         """The batch with its rows, which is to be given back; None: the pipeline has failed."""

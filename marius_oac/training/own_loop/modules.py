@@ -72,11 +72,8 @@ class Keyed(Refusals):
         check_real(1.0 if std is None else std, "std", kind)
         if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int | str)):
             raise InputError(f"padding_idx must be a key, not {shown(padding_idx)}", type(self).__name__)
-        self.dimension, self.padding_idx, self._std_given = (
-            embedding_dim,
-            padding_idx,
-            std is not None or shares is not None,
-        )
+        self.dimension, self.padding_idx = embedding_dim, padding_idx
+        self._std_given = std is not None or shares is not None
         if shares is None:
             place = storage(memory, path, type(self).__name__)
             self.served = Served(embedding_dim, 1.0 if std is None else std, seed or 0, capacity, place)

@@ -83,7 +83,7 @@ TOLD = {
     "an optimizer that is not in `optimizers=`, and `engine.save`": (
         another_optimizer, "parameter 'out.weight' is updated by an optimizer of class SGD that is not in `optimizers`",
     ),
-    "`engine.save` while gradients of the epoch before wait for a step": (
+    "`engine.save` after an epoch, or in the next one, while its gradients wait for a step": (
         pass_before, "gradients of batch 2, of a pass before, wait for a step, and no checkpoint has gradients",
     ),
     "`torch.nn.utils.clip_grad_norm_(model.parameters(), ...)`": (
