@@ -5,6 +5,8 @@ import pytest
 
 from marius_oac.config.ctr import LogConfig
 from marius_oac.config.link_prediction import Config
+from marius_oac.data.logs.guess_label import guess_label
+from marius_oac.data.logs.sample import read_sample
 from marius_oac.errors import ConfigError
 from tests.data.written_logs import read, refused, write, write_parquet
 
@@ -93,3 +95,20 @@ def test_what_is_no_label_is_refused(tmp_path):
     tree = {"task": "ctr", "data": {"train": "x", "categorical": ["c"], "label": {"column": "label", "positive": True}}}
     with pytest.raises(ConfigError, match="data.label.positive: must be text, not true"):
         Config.build(tree)
+
+
+@pytest.mark.parametrize("columns, name, told", [
+    ({"user": "abc", "clicked": "010", "is_mobile": "011"}, "clicked", False),
+    ({"user": "abc", "bought": "010"}, "bought", False),
+    ({"user": "abc", "bought": "010", "kind": "xyx"}, "bought", False),
+    ({"user": "abc", "bought": "010", "weekend": "110"}, "bought", True),  # which may be what is meant
+    ({"user": "abc", "bought_online": "010"}, "bought_online", True),
+    ({"user": "abc", "is_mobile": "010"}, "is_mobile", True),
+    ({"user": "abc", "is_mobile": "010", "bought": "011"}, "bought", True),
+    ({"user": "abc", "weekend": "010"}, "weekend", True),
+])  # fmt: skip
+def test_a_label_that_its_name_does_not_tell_beyond_doubt_is_told(tmp_path, columns, name, told):
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join([",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]) + "\n")
+    found = guess_label(read_sample(path))
+    assert found.name == name and bool(found.line) == told

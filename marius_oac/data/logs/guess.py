@@ -41,7 +41,7 @@ FEW = 32  # so many if they are spread over their range, as counts are not
 _FAR = 100  # from 0, where counts don't begin, but numbers of things may
 _NARROW = 200  # and their range is wider than this
 _MOST_LISTED = 40  # columns that a message lists
-_SEPARATORS = ("|", ";", ",", " ")
+_SEPARATORS = (" > ", "|", ";", ",", " ")
 _MANY = 100  # rows needed to conclude something from values that are all different
 _MANY_IDS = 10_000  # and of a part of a log, from different ids: of 10 million users five would be there twice
 _NEARLY = 0.9  # of the rows with a value: then the other texts may mean missing
@@ -67,6 +67,7 @@ _QUANTITIES = frozenset((
     "year", "rank", "position", "depth", "level", "temperature", "tenure", "bal", "amt", "limit",
 ))
 # fmt: on
+_OF_QUANTITIES = ("price", "count", "amount")  # as in payprice
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,10 @@ def is_named(name: str, known: frozenset[str]) -> bool:
 def is_id(name: str) -> bool:
     """Whether a column is named like an id, or another category."""
     return is_named(name, _IDS)
+
+
+def _is_quantity(name: str) -> bool:
+    return is_named(name, _QUANTITIES) or (words(name) or [""])[-1].endswith(_OF_QUANTITIES)
 
 
 def guess_column(name: str, column: pa.Array, enough: int, missing: Sequence[str] = ()) -> Column:
@@ -257,7 +262,7 @@ def _of_categories(name: str, found: Evidence, enough: int) -> Column:
         why = f"values with {separator!r} between them"
         section = {} if separator == "|" else {"separator": separator}
         several = pc.match_substring_regex(found.texts, r"^[^\s,]+(,[^\s,]+){2,}$")
-        sure = separator in "|;" or (words(name) or [""])[-1].endswith("s") or pc.any(several).as_py()
+        sure = separator in (" > ", "|", ";") or (words(name) or [""])[-1].endswith("s") or pc.any(several).as_py()
         doubt = "" if sure else f"{why}, such as {found.shown()} (data.categorical: one value each)"
         return Column(name, "multi_valued", why, found.different, 0, section, doubt=doubt)
     if found.different == 1 and found.known == found.rows:
@@ -312,13 +317,13 @@ def _of_numbers(name: str, found: Evidence, enough: int) -> Column:
     dense = count * 2 > high - low + 1
     few = count <= _FEWER or count <= FEW and found.median * 4 > high
     if few and (high - low <= _NARROW or (found.counts == 1).sum() * 2 <= count):
-        sure = count == 2 or is_named(name, _QUANTITIES) or known >= _OFTEN * count
+        sure = count == 2 or _is_quantity(name) or known >= _OFTEN * count
         return guessed("categorical", f"{count:,} values" if sure else between, "" if sure else "data.numeric")
     if max(abs(low), abs(high)) > 2**53:
         if count == known >= enough:
             return guessed("row_number", "another number in each row")
         return guessed("categorical", f"{count:,} values of many digits")
-    if is_named(name, _QUANTITIES):
+    if _is_quantity(name):
         return guessed("numeric", f"{low:g} to {high:g}")
     if low > 1000 and high - low < low / 4:
         return guessed("categorical", f"{count:,} values from {low:.0f} to {high:.0f}, like codes", "data.numeric")

@@ -71,14 +71,17 @@ def guess_label(sample: LogSample, asked: str | None = None, any_values: bool = 
     if asked is not None:
         return _label(sample, _asked(sample, asked), any_values)
     two = [name for name in sample.names if _is_binary(sample.columns[name])]
-    named = [name for name in two if is_named(name, _CLICKS)] or [name for name in two if _DEEDS & {*words(name)}]
-    named = named or [name for name in two if words(name)[:1] == ["is"]]
+    clicks = [name for name in two if is_named(name, _CLICKS)]
+    deeds = [name for name in two if _DEEDS & {*words(name)}] or [name for name in two if words(name)[:1] == ["is"]]
     rated = [name for name in sample.names if is_named(name, _RATINGS) and _is_rating(sample.columns[name])]
-    for found in (named, [] if named else rated, two):
+    for found in (clicks, [] if clicks else deeds, [] if clicks or deeds else rated, two):
         if len(found) == 1:
-            return _guessed(sample, found[0], sure=found is not two)
+            # Beside others that may be meant, has_bought may be a feature; is_mobile always may.
+            usual = [name for name in two if not _label(sample, name).positive]
+            is_deed = usual == found and is_named(found[0], _DEEDS)
+            return _guessed(sample, found[0], sure=found is clicks or found is rated or is_deed)
     ends = [name for name in (sample.names[0], sample.names[-1]) if name in two]
-    if len(ends) == 1 and not named:
+    if len(ends) == 1 and not (clicks or deeds):
         return _guessed(sample, ends[0], sure=False)
     of = f"it may be one of {', '.join(map(repr, two[:10]))}" if two else "no column has two values"
     raise InputError(f"which column says what was clicked? {of}: name it with --label COLUMN", sample.path)
