@@ -67,7 +67,6 @@ _QUANTITIES = frozenset((
     "year", "rank", "position", "depth", "level", "temperature", "tenure", "bal", "amt", "limit",
 ))
 # fmt: on
-_OF_QUANTITIES = ("price", "count", "amount")  # as in payprice
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def is_id(name: str) -> bool:
 
 
 def _is_quantity(name: str) -> bool:
-    return is_named(name, _QUANTITIES) or (words(name) or [""])[-1].endswith(_OF_QUANTITIES)
+    return is_named(name, _QUANTITIES) or (words(name) or [""])[-1].endswith("price")  # such as payprice
 
 
 def guess_column(name: str, column: pa.Array, enough: int, missing: Sequence[str] = ()) -> Column:
