@@ -15,6 +15,7 @@ from marius_oac.runs.checkpoints.checkpoint import TABLES
 from marius_oac.runs.checkpoints.retention import Checkpoints, read_saved
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import disk_errors, make_folder, remove_file, sync, write_atomically
+from marius_oac.runtime.files.scratch import scratch_folder
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
@@ -66,7 +67,7 @@ class Tables:
         if config.paged and not lasting:
             self._tier = self._make_tier(nameless_files(config, list(layouts.values()), binding))
             return
-        folder = (folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / TABLES
+        folder = (folder or stack.enter_context(scratch_folder())) / TABLES
         self.scratch = folder if writable else None
         if writable:
             with disk_errors(folder):

@@ -11,7 +11,6 @@ are given.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,6 +25,7 @@ from marius_oac.data.dgl.nodes import NodeData, write_node_files
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, new_folder, prepare
 from marius_oac.errors import InputError
+from marius_oac.runtime.files.scratch import scratch_folder
 
 RELATION = "relation"
 
@@ -64,8 +64,8 @@ def prepare_edges(
     out = Path(out)
     if os.path.lexists(out):
         raise InputError("exists already; choose another folder or remove it", out)
-    with tempfile.TemporaryDirectory(prefix="marius-oac-dgl-") as name, new_folder(out) as folder:
-        given, options = _write_edges(edges, Path(name), where), dict(options)
+    with scratch_folder() as work, new_folder(out) as folder:
+        given, options = _write_edges(edges, work, where), dict(options)
         if list(given) == ["train"] or ("source" in given and any(each.labelled for each in nodes)):
             for fraction in ("valid_fraction", "test_fraction"):
                 options[fraction] = options.get(fraction) or 0.0

@@ -8,7 +8,6 @@ nodes) is left out with a warning.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from marius_oac.data.graphs.labels import read_labels
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
+from marius_oac.runtime.files.scratch import scratch_folder
 from marius_oac.types import present
 
 LABEL, FEATURES = "label", "feat"
@@ -193,8 +193,8 @@ def node_arrays(graph: Graph, labels: Path | None, features: Path | None) -> dic
             arrays[mask][found.nodes[split]] = True
             arrays[LABEL][found.nodes[split]] = values[found.classes[split]]
     if features is not None:
-        with tempfile.TemporaryDirectory(prefix="marius-oac-dgl-") as folder:
-            arrays[FEATURES] = np.array(open_features(features, graph, Path(folder) / "features"))
+        with scratch_folder() as folder:
+            arrays[FEATURES] = np.array(open_features(features, graph, folder / "features"))
     return arrays
 
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from marius_oac.data.prepare.readers import read_edges
 from marius_oac.data.prepare.splits import SPLITS, Split
 from marius_oac.data.prepare.text import line_of_row
 from marius_oac.errors import InputError
+from marius_oac.runtime.files.scratch import scratch_folder
 
 COLUMNS = ("name", "label", "split")
 SUFFIXES = (".tsv", ".csv", ".tsv.gz", ".csv.gz", ".parquet")
@@ -66,7 +66,7 @@ def read_labels(path: str | os.PathLike[str], graph: Graph) -> Labels:
         raise InputError(f"unknown kind of file; labels come as {', '.join(SUFFIXES)}", source)
     numbers: dict[str, int] = {}
     classes, splits = [], []
-    with tempfile.TemporaryDirectory(prefix="marius_oac.") as work, NodeLookup(graph, Path(work)) as lookup:
+    with scratch_folder() as work, NodeLookup(graph, work) as lookup:
         for names, labels, parts in _rows(source):
             splits.append(_split_numbers(source, lookup.rows, parts))
             classes.append(_class_numbers(labels, numbers))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import tempfile
 import time
 import webbrowser
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from marius_oac.runs.report.parts import Report
 from marius_oac.runs.watch.live import LiveRun
 from marius_oac.runs.watch.server import PageServer
 from marius_oac.runtime.console import answer, say
+from marius_oac.runtime.files.scratch import scratch_folder
 
 TIMES = 20
 """A page is asked for again after this many times the processor time that it took to make, at least."""
@@ -91,7 +91,7 @@ def watch_in_browser(run: LiveRun, every: float, port: int, opened: bool, keep: 
 def _leading_to(address: str) -> Iterator[Path]:
     """A page that only this user may read and that leads to an address: others see the arguments of a browser, so the
     address must not be among them."""
-    with tempfile.TemporaryDirectory(prefix="marius-oac-") as folder:
-        page = Path(folder) / "watch.html"
+    with scratch_folder() as folder:
+        page = folder / "watch.html"
         page.write_text(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={html.escape(address)}">')
         yield page

@@ -40,6 +40,7 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.task import Components
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link, made_of
+from marius_oac.runtime.files.scratch import scratch_folder
 from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.storage.snapshots import RowArray
 from marius_oac.types import present
@@ -191,9 +192,9 @@ class GraphEncoder:
 
         if not os.access(run, os.W_OK):
             logger.warning(f"{run} can't be written: the nodes are encoded anew each time")
-            with tempfile.TemporaryDirectory() as place:
-                make(Path(place))
-                return np.load(Path(place) / ENCODED, mmap_mode="r", allow_pickle=False)  # readable while mapped
+            with scratch_folder() as place:
+                make(place)
+                return np.load(place / ENCODED, mmap_mode="r", allow_pickle=False)  # readable while mapped
         folder = run / _ENCODED_AT / checkpoint.name
         check_no_link(folder, run)
         layers = hashlib.sha256(json.dumps(own_layers(self.config)).encode()).hexdigest()

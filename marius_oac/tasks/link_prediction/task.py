@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep, relation_width
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.task import Components, Schedule
+from marius_oac.runtime.files.scratch import scratch_folder
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.graph import TaskOnGraph, entity_layout, order_fingerprint
 from marius_oac.tasks.link_prediction import build
@@ -91,7 +91,7 @@ class GraphTask(TaskOnGraph):
         if not isinstance(self._schedule, BucketSchedule):
             return self.planner
         # Without a run, as in a measurement, the sorted edges are removed when the session ends.
-        folder = self.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = self.folder or stack.enter_context(scratch_folder())
         return build.make_bucket_planner(self.config, self.graph, self._schedule, folder / BUCKETS)
 
     def make_step(self, device: torch.device, threads: int, update: Update) -> EncodedStep | LinkPredictionStep:
