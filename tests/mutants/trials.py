@@ -38,6 +38,8 @@ OPTIONS = (
     "no:cacheprovider",
     "-p",
     "no:xdist",
+    "-o",
+    "addopts=",
     "-m",
     "slow or not slow",
 )

@@ -1,10 +1,12 @@
 """Folders of killed processes are removed by the next one; those that are in use, or another's, are not."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -36,22 +38,29 @@ def test_it_is_there_for_the_block_and_gone_after_it_however_it_ends(place):
     for error in (ValueError, KeyboardInterrupt):
         with pytest.raises(error), scratch_folder() as folder:
             (folder / "some").mkdir()
-            assert left(place) == [folder.name] and folder.stat().st_mode & 0o77 == 0
+            assert left(place) == [folder.parent.name] and folder.parent.stat().st_mode & 0o77 == 0
             raise error
     assert left(place) == []
+
+
+def test_whoever_uses_it_may_lock_it():
+    with scratch_folder() as folder:
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
 
 
 def test_the_next_one_removes_that_of_a_killed_process_and_none_that_is_held(place):
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=pipe, stdout=pipe, text=True) as holding:
-        theirs = holding.stdout.readline().strip()
+        held = Path(holding.stdout.readline().strip()).parent.name
         with scratch_folder() as mine:
-            assert left(place) == sorted((os.path.basename(theirs), mine.name))
-        assert left(place) == [os.path.basename(theirs)]
+            assert left(place) == sorted((held, mine.parent.name))
+        assert left(place) == [held]
         holding.send_signal(signal.SIGKILL)
-    assert left(place) == [os.path.basename(theirs)]
+    assert left(place) == [held]
     with scratch_folder() as mine:
-        assert left(place) == [mine.name]
+        assert left(place) == [mine.parent.name]
 
 
 def test_what_is_another_users_or_no_folder_stays(place, monkeypatch):
@@ -79,7 +88,7 @@ def test_one_that_another_process_removes_before_it_is_held_is_made_again(place,
 
     monkeypatch.setattr(scratch.tempfile, "mkdtemp", taken)
     with scratch_folder() as folder:
-        assert len(made) == 2 and str(folder) == made[1] and folder.is_dir()
+        assert len(made) == 2 and str(folder.parent) == made[1] and folder.is_dir()
 
 
 def test_so_is_one_that_is_removed_just_before_it_is_held(place, monkeypatch):
@@ -93,7 +102,7 @@ def test_so_is_one_that_is_removed_just_before_it_is_held(place, monkeypatch):
 
     monkeypatch.setattr(scratch.fcntl, "flock", take)
     with scratch_folder() as folder:
-        assert folder.is_dir() and str(folder) != taken[0]
+        assert folder.is_dir() and str(folder.parent) != taken[0]
     assert left(place) == []
 
 
@@ -104,5 +113,5 @@ def test_where_there_are_no_locks_nothing_is_removed(place, monkeypatch):
     monkeypatch.setattr(scratch.fcntl, "flock", refuse)
     (place / f"{scratch.PREFIX}old").mkdir()
     with scratch_folder() as folder:
-        assert left(place) == sorted((f"{scratch.PREFIX}old", folder.name))
+        assert left(place) == sorted((f"{scratch.PREFIX}old", folder.parent.name))
     assert left(place) == [f"{scratch.PREFIX}old"]

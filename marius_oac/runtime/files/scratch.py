@@ -1,7 +1,8 @@
 """Folders for temporary files that are removed with their process, or, where it was killed, by the next one.
 
-A folder is locked (flock(2)) for as long as its process lives. Whoever makes one removes those of this user in the same
-place that nobody holds. Where the file system has no locks, a killed process's folder stays.
+A folder lies alone in another one, which is locked (flock(2)) for as long as the process lives: so whoever uses the
+folder may lock it. Whoever makes one removes those of this user in the same place that nobody holds. Where the file
+system has no locks, a killed process's folder stays.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ PREFIX = f"marius-oac.scratch.{socket.gethostname()}."  # locks of some shared f
 def scratch_folder() -> Iterator[Path]:
     """A new folder for the time of the block, below $TMPDIR."""
     _sweep(Path(tempfile.gettempdir()))
-    folder, lock = _made()
+    held, lock = _made()
     try:
-        yield folder
+        (held / "files").mkdir()
+        yield held / "files"
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(held, ignore_errors=True)
         os.close(lock)
 
 
