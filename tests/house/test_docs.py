@@ -144,6 +144,15 @@ def test_files_that_a_page_names_are_there(page):
     assert missing == []
 
 
+def test_the_site_has_the_modules_that_pages_link():
+    """`make docs` alone would tell, which not every change has made."""
+    copied = (ROOT / "docs" / "making" / "hooks.py").read_text("utf-8")
+    linked = {
+        link for page in PAGES for link in re.findall(r"\]\((?:\.\./)*(marius_oac/[^)#]+)", page.read_text("utf-8"))
+    }
+    assert {link for link in linked if repr(Path(link).name).replace("'", '"') not in copied} == set() != linked
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_sections_that_a_page_links_are_there(page):
     links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text("utf-8"))
