@@ -206,6 +206,11 @@ class KeysConfig(Section):
         0, description="Drop keys that did not occur in the last `drop_after` files. 0: never drop."
     )
     capacity: NonNegativeInt = Field(0, description="Maximum rows per table. 0: as many as fit in free memory.")
+    names: NonNegativeInt = Field(
+        256,
+        description="MiB for the texts that keys are fingerprints of. They are read once more after the last batch, on "
+        "one machine, and kept in the run's folder, so that exports and `nearest` name rows by them. 0: none are kept.",
+    )
 
 
 class CtrTrainingConfig(Section):

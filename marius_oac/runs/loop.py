@@ -362,8 +362,7 @@ class TrainingLoop:
         """Writes the summary; with early stopping that of the best checkpoint."""
         position, total, checkpoints = self.position, self._of_all(self.position.total), self.folder.checkpoints
         self._say_what_bound_it(progress)
-        chosen = name_of(position.batch_index)
-        best = checkpoints.best()
+        chosen, best = name_of(position.batch_index), checkpoints.best()
         if self.config.training.early_stopping and best:
             chosen = best
             self._load(checkpoints.open(chosen))
@@ -391,6 +390,7 @@ class TrainingLoop:
         if self.session.task.has("test"):
             progress.say("test")
             summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
+        self.session.task.finish(self.folder.path)
         summary |= self.session.task.summary() | self.session.source.metrics()
         summary |= self.session.of_process() | progressive_means(self.folder.metrics.lines())
         if self.session.task.memory_plan:

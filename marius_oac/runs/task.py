@@ -254,6 +254,11 @@ class Task(ABC):
         """SHA-256 of each table, by name: equal for equal bits."""
         return {store.name: store.fingerprint() for store in stores}
 
+    def finish(self, folder: Path) -> None:
+        """Adds to a run's folder what is made once it is trained; what is lost of it is made again. Only on one
+        machine."""
+        return
+
     @abstractmethod
     def summary(self) -> dict[str, Any]:
         """What the task adds to the summary of a run."""

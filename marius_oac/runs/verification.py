@@ -32,7 +32,7 @@ from marius_oac.runtime.progress import Progress
 from marius_oac.storage.saved import verify_tables
 from marius_oac.storage.snapshots import SavedTable
 
-DERIVED = {"buckets": "buckets.json", "encoded": "encoded.json"}
+DERIVED = {"buckets": "buckets.json", "encoded": "encoded.json", "names": "names.json"}
 """Folders of derived arrays, and their manifests."""
 
 
@@ -242,9 +242,9 @@ class _Run:
             found.small(path / ORDER, lambda: OrderFile(path).checked(batch_index, records))
 
     def _derived(self) -> None:
-        folders = [self.path / "buckets", *sorted((self.path / "encoded").glob("[0-9]*"))]
+        folders = [self.path / "buckets", self.path / "names", *sorted((self.path / "encoded").glob("[0-9]*"))]
         for folder in filter(Path.is_dir, folders):
-            manifest = folder / DERIVED["buckets" if folder.name == "buckets" else "encoded"]
+            manifest = folder / DERIVED[folder.name if folder.name in DERIVED else "encoded"]
             files = self.found.small(manifest, partial(_derived_files, manifest))
             self._files(folder, files or {})
 

@@ -93,7 +93,8 @@ def handlers(before="", **variables):
 from tests.dispositions import as_usual
 as_usual()
 print(*(getattr(signal.getsignal(number), "__name__", "default") for number in (1, 2)), os.environ.get({KEPT!r}))"""
-    done = subprocess.run([sys.executable, "-c", text], env=os.environ | variables, text=True, capture_output=True)
+    own = {name: value for name, value in os.environ.items() if name != KEPT}  # of tests that nohup has started
+    done = subprocess.run([sys.executable, "-c", text], env=own | variables, text=True, capture_output=True)
     return done.stdout.split()
 
 

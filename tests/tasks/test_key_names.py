@@ -1,11 +1,13 @@
-"""Names of a click model's rows against a loop over Python's integers."""
+"""Names of a click model's rows without texts, against a loop over Python's integers."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from marius_oac.tasks.ctr import trained
+from marius_oac.tasks.ctr.names import KeyTexts
 from marius_oac.tasks.ctr.trained import _key_names
 
 VOCABULARIES = ["user", "itém", "x=y"]
@@ -24,7 +26,7 @@ def test_names_are_vocabulary_and_key(count, texts):
     numbers = rng.integers(0, 3, count).astype(np.uint16)
     checks = np.where(rng.random(count) < texts, 2**32 - 1, 0).astype(np.uint32)
     expected = [naive(*row) for row in zip(numbers.tolist(), keys.tolist(), checks.tolist(), strict=True)]
-    assert _key_names(VOCABULARIES, numbers, keys, checks) == expected
+    assert _key_names(VOCABULARIES, numbers, keys, checks, KeyTexts.read(Path("no run"))) == expected
 
 
 def test_rows_from_anywhere_have_their_own_names(monkeypatch):
@@ -35,5 +37,5 @@ def test_rows_from_anywhere_have_their_own_names(monkeypatch):
     }
     checkpoint = SimpleNamespace(arrays=lambda: arrays, array=lambda *_: range(5), tables=lambda: ["t"])
     monkeypatch.setattr(trained, "vocabulary_names", lambda config: VOCABULARIES)
-    names = trained.key_names(None, checkpoint)["t"]
+    names = trained.key_names(None, checkpoint, Path("no run"))["t"]
     assert names(np.array([3, 0, 1])) == [naive(0, 3, 7), naive(0, 0, 0), naive(1, 1, 7)]

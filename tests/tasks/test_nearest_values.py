@@ -1,5 +1,6 @@
 """The values of a column that are nearest to one, against the oracle over what an export says: numbers, texts, bags."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,10 +15,13 @@ from marius_oac.data.logs.fingerprints import MISSING
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.data.logs.values import keys_of, value_of
 from marius_oac.errors import InputError
+from marius_oac.tasks.ctr import trained
+from marius_oac.tasks.ctr.names import KeyTexts
 from marius_oac.tasks.ctr.nearest import ColumnRows, nearest_values
 from tests.click_logs import ctr_config, small_log
 from tests.evaluation import naive_nearest
 
+NO_TEXTS = KeyTexts.read(Path("no run"))
 HISTORY = ("data.ignored=[]", "data.multi_valued=[{name: tags, kind: hex}, {name: history, vocabulary: item}]")
 
 
@@ -83,8 +87,10 @@ def test_hexadecimals_are_named_as_they_are_written(numbers):
     assert numbers.nearest("tags", 0x12, k=2) == numbers.nearest("tags", "0x12", k=2)
 
 
-def test_texts_are_named_where_they_are_given(texts):
+def test_texts_are_named_as_the_run_has_kept_them_or_as_they_are_given(texts, monkeypatch):
     model, names = texts
+    told = model.nearest("item", "i7", k=99)
+    monkeypatch.setattr(trained.KeyTexts, "read", lambda run: NO_TEXTS)
     found = exported(model, "item=")
     keys = dict(zip(names, keys_of(list(names), CategoricalConfig(name="item"), True)[0].tolist(), strict=True))
     of_key = {name: str(key) if not name else f"{key & (2**64 - 1):016x}" for name, key in keys.items()}
@@ -93,6 +99,7 @@ def test_texts_are_named_where_they_are_given(texts):
     expected = oracle(named, "i7")
     answers = model.nearest("item", "i7", k=99, among=[*names, "nobody"])
     assert dict(answers) == pytest.approx(expected, abs=1e-12) and "" in expected and "nobody" not in expected
+    assert answers == told
     unnamed = model.nearest("item", "i7", k=99)
     assert [each.similarity for each in unnamed] == [each.similarity for each in answers]
     assert [each.name for each in unnamed] == [of_key[each.name] if each.name else "" for each in answers]
@@ -146,7 +153,10 @@ def test_rows_that_were_dropped_or_have_another_text_are_none():
 
     assert held(7).rows.tolist() == [0, 1, 2, 3] and held(7).find(list("abcdef")).tolist() == [0, -1, 2, 3, -1, -1]
     assert held(9).find(["a", "b"]).tolist() == [-1, -1]
-    assert [each.name for each in nearest_values(held(7), checkpoint, "c", 9, ["d", "e", "b", "a"])] == ["a", "d"]
+    assert [each.name for each in nearest_values(held(7), checkpoint, "c", 9, ["d", "e", "b", "a"], NO_TEXTS)] == [
+        "a",
+        "d",
+    ]
 
 
 def test_keys_and_values_fit():

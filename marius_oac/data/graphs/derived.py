@@ -74,10 +74,10 @@ def open_derived(
     Raises:
         InputError: the disk is full, or can't be written.
     """
-    found = _open(folder, manifest, wanted, arrays, sound)
+    found = sound_derived(folder, manifest, wanted, arrays, sound)
     if isinstance(found, str):
         with disk_errors(folder), _alone_in(folder.parent):
-            found = _open(folder, manifest, wanted, arrays, sound)  # by now another process may have made it
+            found = sound_derived(folder, manifest, wanted, arrays, sound)  # by now another process may have made it
             if isinstance(found, str):
                 if folder.exists():
                     logger.warning(f"{folder}: {found}; {again}")
@@ -144,10 +144,10 @@ def _make(
         raise
 
 
-def _open(
+def sound_derived(
     folder: Path, manifest: str, wanted: dict[str, Any], arrays: Sequence[DerivedArray], sound: Callable[..., bool]
 ) -> list[np.ndarray] | str:
-    """The arrays, or what is wrong with the folder."""
+    """As `open_derived` where nothing is made: the arrays, or what is wrong with the folder."""
     if not folder.exists():
         return "isn't there"
     try:

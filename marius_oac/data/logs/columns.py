@@ -31,7 +31,7 @@ from marius_oac.data.prepare.parquet_pages import decoded
 from marius_oac.errors import InputError
 from marius_oac.types import present
 
-__all__ = ["MISSING", "Bag", "LogBlock", "check_key", "convert", "kind_of"]
+__all__ = ["MISSING", "Bag", "LogBlock", "check_key", "convert", "kind_of", "texts_of"]
 
 _NO_ROWS = np.zeros(0, np.int64)
 _EXACT = 2**53
@@ -207,6 +207,26 @@ def _keys(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[n
     return _text_keys(*_texts(column.cast(pa.string())), kind, feature.name, place, None)
 
 
+def texts_of(column: pa.Array, feature: CategoricalConfig, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The texts whose fingerprints are the keys of a feature of kind string or verbatim: their bytes, uint8, and where
+    each begins and ends, int64 [v] each. Those of a bag or sequence also beyond `max_values`."""
+    column, separator = decoded(column, path), getattr(feature, "separator", None)
+    if not (is_text(column.type) or is_number(column.type)):  # a list
+        column, separator = decoded(pc.list_flatten(column), path), None
+    if pa.types.is_null(column.type):
+        return np.zeros(0, np.uint8), _NO_ROWS, _NO_ROWS
+    if separator is not None:
+        return _trimmed(*_split(column, separator)[:3], feature)
+    column = column.cast(pa.int64()) if pa.types.is_boolean(column.type) else column
+    return _trimmed(*_texts(column if is_text(column.type) else column.cast(pa.string())), feature)
+
+
+def _trimmed(
+    text: np.ndarray, starts: np.ndarray, ends: np.ndarray, feature: CategoricalConfig
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return (text, starts, ends) if feature.kind == "verbatim" else (text, *trimmed(text, starts, ends))
+
+
 def _integers(column: pa.Array, name: str, place: Place) -> pa.Array:
     """A column of numbers as integers. Raises InputError if one is not whole, or so large that it may be rounded."""
     if pa.types.is_integer(column.type):
@@ -286,8 +306,7 @@ def _bag(column: pa.Array, feature: BagConfig | SequenceConfig, place: Place) ->
     if pa.types.is_null(column.type):
         return Bag(_NO_ROWS, None, np.zeros(len(column) + 1, np.int64)), 0
     if is_text(column.type):
-        texts, mark = _texts(column), feature.separator
-        text, starts, ends, offsets = split_lists(*texts) if mark == LIST else split_texts(*texts, mark.encode())
+        text, starts, ends, offsets = _split(column, feature.separator)
         kind = kind_of(column.type, feature)
         keys, checks = _text_keys(text, starts, ends, kind, feature.name, place, offsets)
     else:
@@ -296,6 +315,12 @@ def _bag(column: pa.Array, feature: BagConfig | SequenceConfig, place: Place) ->
     if cut:
         keys, checks = keys[kept], None if checks is None else checks[kept]
     return Bag(keys, checks, offsets), cut
+
+
+def _split(column: pa.Array, separator: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The texts of each row of a column, as of `_texts`, and their offsets, int64 [n + 1]."""
+    texts = _texts(column)
+    return split_lists(*texts) if separator == LIST else split_texts(*texts, separator.encode())
 
 
 def _list_keys(

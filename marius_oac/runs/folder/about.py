@@ -40,7 +40,7 @@ MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early
               "pipeline.link",
               "data.path", "data.train", "compute.products",
               "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive",
-              "training.progressive_by", "keys.capacity",
+              "training.progressive_by", "keys.capacity", "keys.names",
               "storage.memory", "storage.path", "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing",
               "nodes.load", "nodes.mode", "nodes.switch", "nodes.mode_options", "nodes.auto",
               "nodes.dense")  # fmt: skip

@@ -25,7 +25,7 @@ def scratch_folder() -> Iterator[Path]:
     _sweep(Path(tempfile.gettempdir()))
     held, lock = _made()
     try:
-        (held / "files").mkdir()
+        (held / "files").mkdir(0o700)
         yield held / "files"
     finally:
         shutil.rmtree(held, ignore_errors=True)

@@ -15,6 +15,7 @@ from marius_oac.errors import InputError, shown
 from marius_oac.evaluation.nearest import Neighbor, nearest_rows
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.storage.keys.table import is_shared
+from marius_oac.tasks.ctr.names import KeyTexts
 
 Value = str | int
 MEMORY = 256
@@ -64,7 +65,7 @@ class ColumnRows:
 
 
 def nearest_values(
-    held: ColumnRows, checkpoint: Checkpoint, value: Value, k: int, among: Iterable[Value] | None
+    held: ColumnRows, checkpoint: Checkpoint, value: Value, k: int, among: Iterable[Value] | None, texts: KeyTexts
 ) -> list[Neighbor]:
     """See `TrainedClickModel.nearest`."""
     if k < 1:
@@ -83,6 +84,12 @@ def nearest_values(
     table, row = checkpoint.array(held.table.name, "values"), int(held.rows[place])
     found, similarities = nearest_rows(table, row, k, MEMORY, rows, held.table.dimension)
     places = np.searchsorted(held.rows, found).tolist()
-    known = (value_of(int(held.keys[each]), int(held.checks[each]), held.feature) for each in places)
-    told = [names.get(number, text) for number, text in zip(found.tolist(), known, strict=True)]
+    keys, checks = held.keys[places], held.checks[places]
+    numbers = np.full(len(places), held.table.vocabularies[held.feature.name], np.uint16)
+    told = [
+        names.get(number) or text or value_of(key, check, held.feature)
+        for number, text, key, check in zip(
+            found.tolist(), texts.names(numbers, keys, checks), keys.tolist(), checks.tolist(), strict=True
+        )
+    ]
     return [Neighbor(*pair) for pair in zip(told, similarities.tolist(), strict=True)]

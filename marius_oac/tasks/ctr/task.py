@@ -46,6 +46,7 @@ from marius_oac.tasks.ctr import build
 from marius_oac.tasks.ctr.distinct import DistinctIds
 from marius_oac.tasks.ctr.evaluate import evaluate_files
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
+from marius_oac.tasks.ctr.names import keep_names
 from marius_oac.tasks.ctr.predict import ClickPredictor
 from marius_oac.tasks.ctr.progressive import PredictingStep
 from marius_oac.types import Step, present
@@ -258,6 +259,10 @@ class CtrTask(Task):
     def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
         """SHA-256 of each table by key, independent of the order of its rows."""
         return {table.store.name: table.fingerprint() for table in self._tables}
+
+    def finish(self, folder: Path) -> None:
+        """See `tasks.ctr.names`."""
+        keep_names(folder, self.config, self.log, self.state_arrays())
 
     def summary(self) -> dict[str, Any]:
         """The number of keys of each table, and of those that wait or were dropped."""

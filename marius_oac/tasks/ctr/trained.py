@@ -33,6 +33,7 @@ from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import appearing, check_place
 from marius_oac.tasks.ctr.distinct import DistinctIds
 from marius_oac.tasks.ctr.evaluate import evaluate_files
+from marius_oac.tasks.ctr.names import KeyTexts
 from marius_oac.tasks.ctr.nearest import ColumnRows, nearest_values
 from marius_oac.tasks.ctr.predict import check_suffix, write_predictions
 from marius_oac.tasks.ctr.task import CtrTask
@@ -135,15 +136,15 @@ class TrainedClickModel(TrainedRun):
         Args:
             value: as in the log: a text, or an integer; "" is the missing one.
             among: values to choose from, such as those that a catalogue has; those that were not trained on are left
-                out. None: all. A model keeps fingerprints of texts and no texts, so without `among` these are named by
-                their fingerprint, 16 hexadecimal digits.
+                out. None: all. Of them, texts that the run has not kept (`keys.names`) are named by their fingerprint,
+                16 hexadecimal digits.
 
         Raises:
             InputError: there is no such column, or it has no embeddings; `value` was not trained on; `k` is below 1.
             MariusOacError: an embedding holds NaN or an infinite number.
         """
         held = ColumnRows.of(column, self.config, self._task.features, self.checkpoint)
-        return nearest_values(held, self.checkpoint, value, k, among)
+        return nearest_values(held, self.checkpoint, value, k, among, KeyTexts.read(self.path))
 
     def predict_files(self, data: Sequence[str], out: str | Path | None = None) -> Path:
         """Writes the probability of a click for each example of files, which need no labels, to a new file: Parquet, or
@@ -189,12 +190,12 @@ class TrainedClickModel(TrainedRun):
         run = RunFolder.open(path)
         chosen, config = run.checkpoint(checkpoint), cast(CtrConfig, run.config)
         rows = {name: chosen.array(name, "values") for name in chosen.tables()}
-        return Exported(rows, key_names(config, chosen), numbers_file(config))
+        return Exported(rows, key_names(config, chosen, run.path), numbers_file(config))
 
     @classmethod
     def names_in(cls, folder: RunFolder, checkpoint: Checkpoint, data_path: str | Path | None) -> Mapping[str, Names]:
         """See `TrainedRun.names_in`."""
-        return key_names(cast(CtrConfig, folder.config), checkpoint)
+        return key_names(cast(CtrConfig, folder.config), checkpoint, folder.path)
 
 
 def numbers_file(config: CtrConfig) -> dict[str, str]:
@@ -203,10 +204,10 @@ def numbers_file(config: CtrConfig) -> dict[str, str]:
     return {"numbers.json": json.dumps(columns, indent=1) + "\n"} if columns else {}
 
 
-def key_names(config: CtrConfig, checkpoint: Checkpoint) -> dict[str, Names]:
-    """Returns the names of the tables' rows: vocabulary and key, the key in hexadecimal where it is the fingerprint of
-    a text."""
-    vocabularies, arrays = vocabulary_names(config), checkpoint.arrays()
+def key_names(config: CtrConfig, checkpoint: Checkpoint, run: Path) -> dict[str, Names]:
+    """Returns the names of the tables' rows: vocabulary and key; where the key is the fingerprint of a text, the text
+    if the run's folder has it, else the fingerprint in hexadecimal."""
+    vocabularies, arrays, texts = vocabulary_names(config), checkpoint.arrays(), KeyTexts.read(run)
 
     def of_table(table: str) -> Names:
         names_of = [f"{table}.index.{part}" for part in ("keys", "vocabularies", "checks")]
@@ -217,16 +218,19 @@ def key_names(config: CtrConfig, checkpoint: Checkpoint) -> dict[str, Names]:
         if rows and numbers.max() >= len(vocabularies):
             raise CheckpointError(f"table {table!r} has keys of a vocabulary {numbers.max()}", checkpoint.path)
 
-        return lambda rows: _key_names(vocabularies, numbers[rows], keys[rows], checks[rows])
+        return lambda rows: _key_names(vocabularies, numbers[rows], keys[rows], checks[rows], texts)
 
     return {table: of_table(table) for table in checkpoint.tables()}
 
 
-def _key_names(vocabularies: Sequence[str], numbers: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> list[str]:
+def _key_names(
+    vocabularies: Sequence[str], numbers: np.ndarray, keys: np.ndarray, checks: np.ndarray, texts: KeyTexts
+) -> list[str]:
     """Names of keys, int64 [n], with the numbers of their vocabularies and the checks of their texts, 0: a number."""
-    shown, texts = pa.array(np.asarray(keys)).cast(pa.string()), np.asarray(checks) != 0
-    if texts.any():
+    shown, are_texts = pa.array(np.asarray(keys)).cast(pa.string()), np.asarray(checks) != 0
+    if are_texts.any():
         digits = np.frombuffer(keys.astype(">i8").tobytes().hex().encode(), "S16")
-        shown = pc.if_else(pa.array(texts), pa.array(digits).cast(pa.string()), shown)
+        known = pa.array(texts.names(numbers, keys, checks), pa.string())
+        shown = pc.if_else(pa.array(are_texts), pc.coalesce(known, pa.array(digits).cast(pa.string())), shown)
     named = pa.array(vocabularies, pa.string()).take(pa.array(np.asarray(numbers)))
     return pc.binary_join_element_wise(named, shown, "=").to_pylist()
