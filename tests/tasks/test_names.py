@@ -121,6 +121,43 @@ def test_room_is_for_the_first_rows_and_no_more():
     assert kept.texts.size == 100 * wanted.found <= 8 * 60
     wanted.take(*columns(0, [text for _, text in texts]))
     assert wanted.texts().keys.size == wanted.found == 4
+    exact = _Wanted(arrays_of([(0, "abcd"), (0, "efgh")]), 2 * 38 - 8)  # of the first one alone
+    exact.take(*columns(0, ["efgh", "abcd"]))
+    assert exact.count == exact.found == 1
+
+
+def test_a_text_that_comes_again_takes_no_room():
+    wanted = _Wanted(arrays_of([(0, "a"), (0, "b")]), 1 << 20)
+    for _ in range(2):
+        wanted.take(*columns(0, ["a", "a"]))
+    assert wanted.found == 1 and wanted.texts().texts.tobytes() == b"a"
+
+
+def test_another_text_with_the_same_key_is_not_taken():
+    arrays = arrays_of([(0, "a")])
+    arrays["t.index.checks"] ^= 1
+    wanted = _Wanted(arrays, 1 << 20)
+    wanted.take(*columns(0, ["a"]))
+    assert (wanted.count, wanted.found) == (1, 0)
+
+
+def test_arrays_that_kernels_may_not_use_are_not_sound():
+    wanted = _Wanted(arrays_of([(0, "a"), (0, "b"), (1, "a")]), 1 << 20)
+    wanted.take(*columns(0, ["a", "b"]))
+    wanted.take(*columns(1, ["a"]))
+    sound = vars(wanted.texts())
+    assert names._are_sound(**sound)
+    for name, change in (
+        ("ends", lambda ends: ends + 10**6),
+        ("starts", lambda starts: starts - 10**6),
+        ("starts", lambda starts: starts + 10**6),
+        ("keys", lambda keys: keys[:2]),
+        ("checks", lambda checks: checks ^ 1),
+        ("vocabularies", lambda vocabularies: vocabularies[::-1]),
+    ):
+        assert not names._are_sound(**sound | {name: change(sound[name])})
+    turned = {name: array[[1, 0, 2]] for name, array in sound.items() if name != "texts"}
+    assert not names._are_sound(**turned, texts=sound["texts"])
 
 
 def test_a_key_of_two_tables_is_kept_once():
@@ -147,12 +184,12 @@ def write_log(path, users, rows=120):
     return {f"user={each.strip()}" for each in texts} | {f"tags={each.strip()}" for each in tags}
 
 
-def config(log, *overrides):
+def config(log, *overrides, vocabulary=None):
     tree = {
         "task": "ctr", "device": "cpu", "threads": 1,
         "data": {
             "train": [str(log)], "numeric": ["number"], "categorical": ["user", {"name": "item", "kind": "integer"}],
-            "multi_valued": [{"name": "tags", "separator": "|"}],
+            "multi_valued": [{"name": "tags", "separator": "|", "vocabulary": vocabulary}],
         },
         "model": {"network": "deepfm", "dimension": 4, "hidden": [8]}, "training": {"batch_size": 32},
     }  # fmt: skip
@@ -177,6 +214,28 @@ def test_rows_have_the_names_of_the_log(tmp_path, suffix):
     assert verify(tmp_path / "run").sound
 
 
+def test_columns_that_share_a_vocabulary_share_names(tmp_path):
+    expected = write_log(tmp_path / "log.parquet", USERS)
+    train(config(tmp_path / "log.parquet", vocabulary="user"), tmp_path / "run")
+    assert named(tmp_path / "run") == {each.replace("tags=", "user=") for each in expected}
+
+
+def test_files_are_read_from_the_first_that_the_kept_names_are_not_of(tmp_path, caplog):
+    write_log(tmp_path / "one.parquet", ["ann"])
+    train(config(tmp_path / "one.parquet"), tmp_path / "run")
+    with TrainedClickModel.open(tmp_path / "run") as model:
+        log, settled = RunLog.read(model.path), model.config
+    write_log(tmp_path / "two.parquet", ["bob"])
+    write_log(tmp_path / "three.parquet", ["carl"])
+    others = RunLog().extended(config(tmp_path / "two.parquet"), [str(tmp_path / "two.parquet")])
+    others = others.extended(config(tmp_path / "two.parquet"), [str(tmp_path / "three.parquet")])
+    caplog.clear()
+    keep_names(tmp_path / "run", settled, others, arrays_of([(2, "ann"), (2, "bob"), (2, "carl")]))
+    assert "have no name" not in caplog.text
+    keep_names(tmp_path / "run", settled, log, arrays_of([(2, "ann"), (2, "bob"), (2, "eve")]))
+    assert "1 of 3 keys of texts have no name (keys.names: 256 MiB)" in caplog.text
+
+
 def test_a_run_that_goes_on_reads_the_new_files_alone(tmp_path):
     first = write_log(tmp_path / "one.parquet", USERS)
     train(config(tmp_path / "one.parquet"), tmp_path / "run")
@@ -187,12 +246,13 @@ def test_a_run_that_goes_on_reads_the_new_files_alone(tmp_path):
     assert verify(tmp_path / "run").sound
 
 
-def test_keys_that_are_admitted_when_files_are_read_again_are_named(tmp_path):
+def test_keys_that_are_admitted_when_files_are_read_again_are_named(tmp_path, caplog):
     expected = write_log(tmp_path / "one.parquet", [f"u{number}" for number in range(60)])
     train(config(tmp_path / "one.parquet", "keys.admit_after=3"), tmp_path / "run")
     before = named(tmp_path / "run") & expected
     resume(tmp_path / "run", ["training.epochs=3"])
     assert len(before) < len(named(tmp_path / "run") & expected) == len(expected)
+    assert "have no name" not in caplog.text  # as a row that keys share would
 
 
 def test_none_are_kept_without_room_or_texts(tmp_path):

@@ -30,7 +30,6 @@ from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.npy import npy_bytes
 from marius_oac.runtime.progress import Progress
-from marius_oac.storage.keys.table import is_shared
 
 FOLDER, MANIFEST = "names", "names.json"
 _FORMAT = {"format": "marius_oac.names", "version": 1}
@@ -115,7 +114,7 @@ class _Wanted:
 
     def __init__(self, arrays: Mapping[str, np.ndarray], room: int):
         tables = [name.removesuffix(".keys") for name in arrays if name.endswith(".index.keys")]
-        rows = [_rows_of_texts(arrays, table) for table in tables]
+        rows = [np.flatnonzero(arrays[f"{table}.checks"]) for table in tables]  # neither free nor shared
         order = np.argsort(np.concatenate(rows), kind="stable")[: room // (_KEY_BYTES + _FEWEST_BYTES)]
         kept = [
             np.concatenate([arrays[f"{table}.{part}"][mine] for table, mine in zip(tables, rows, strict=True)])[order]
@@ -174,13 +173,6 @@ class _Wanted:
         held, known = self._held, self._held.starts >= 0
         keys = held.vocabularies[known], held.keys[known], held.checks[known]
         return KeyTexts(*keys, held.starts[known], held.ends[known], np.concatenate(self._pieces))
-
-
-def _rows_of_texts(arrays: Mapping[str, np.ndarray], table: str) -> np.ndarray:
-    """The rows of one text each, int64 [n]."""
-    mine = (arrays[f"{table}.checks"] != 0) & ~is_shared(arrays[f"{table}.keys"])
-    mine[arrays[f"{table}.free"]] = False
-    return np.flatnonzero(mine)
 
 
 def keep_names(run: Path, config: CtrConfig, log: RunLog, arrays: Mapping[str, np.ndarray]) -> None:
