@@ -156,6 +156,7 @@ def test_arrays_that_kernels_may_not_use_are_not_sound():
         ("vocabularies", lambda vocabularies: vocabularies[::-1]),
     ):
         assert not names._are_sound(**sound | {name: change(sound[name])})
+    assert not names._are_sound(**sound | {"texts": np.append(sound["texts"], np.uint8(1))})  # or texts that overlap
     turned = {name: array[[1, 0, 2]] for name, array in sound.items() if name != "texts"}
     assert not names._are_sound(**turned, texts=sound["texts"])
 
@@ -285,6 +286,12 @@ def test_damaged_and_forged_texts_are_not_believed(tmp_path, caplog):
         assert "keys of texts are named by their fingerprints" in caplog.text
     resume(tmp_path / "run", ["training.epochs=2"])
     assert "user=ann" in named(tmp_path / "run")
+    tree = json.loads(manifest.read_bytes())
+    tree.pop("sha256")
+    manifest.write_bytes(sealed(tree | {"files": 5}))
+    caplog.clear()
+    resume(tmp_path / "run", ["training.epochs=3"])
+    assert "names.json: is damaged" in caplog.text
 
 
 def test_what_prevents_names_is_told_and_no_error(tmp_path, caplog):

@@ -91,6 +91,7 @@ def test_texts_are_named_as_the_run_has_kept_them_or_as_they_are_given(texts, mo
     model, names = texts
     told = model.nearest("item", "i7", k=99)
     monkeypatch.setattr(trained.KeyTexts, "read", lambda run: NO_TEXTS)
+    monkeypatch.setitem(vars(model), "_texts", NO_TEXTS)
     found = exported(model, "item=")
     keys = dict(zip(names, keys_of(list(names), CategoricalConfig(name="item"), True)[0].tolist(), strict=True))
     of_key = {name: str(key) if not name else f"{key & (2**64 - 1):016x}" for name, key in keys.items()}

@@ -1,4 +1,4 @@
-"""Folders of arrays derived from a graph: made once, checked each time they are opened, made again if damaged.
+"""Folders of arrays derived from a graph or a log: made once, checked each time they are opened, made again if damaged.
 
 A folder is made under another name and renamed once it is on the disk, so a folder that exists is complete. Its
 manifest says what it belongs to, and the size and SHA-256 of every file. If several processes need it, one makes it and

@@ -29,6 +29,7 @@ from marius_oac.data.logs.tables import vocabulary_names
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.npy import npy_bytes
+from marius_oac.runtime.files.untrusted import typed
 from marius_oac.runtime.progress import Progress
 
 FOLDER, MANIFEST = "names", "names.json"
@@ -97,8 +98,8 @@ def _are_sound(
     """Whether each key is the fingerprint of its text, and they are in order."""
     if len({vocabularies.size, keys.size, checks.size, starts.size, ends.size}) != 1:
         return False
-    if not ((starts >= 0) & (starts <= ends) & (ends <= texts.size)).all():
-        return False
+    if not ((starts >= 0) & (starts <= ends) & (ends <= texts.size)).all() or (ends - starts).sum() != texts.size:
+        return False  # texts that overlap could be many times as long together as the file
     rises = (np.diff(vocabularies.astype(np.int64)) > 0) | ((np.diff(vocabularies) == 0) & (keys[1:] > keys[:-1]))
     found, theirs = fingerprints(texts, starts, ends)
     return bool(rises.all()) and np.array_equal(found, keys) and np.array_equal(theirs, checks)
@@ -196,7 +197,8 @@ def keep_names(run: Path, config: CtrConfig, log: RunLog, arrays: Mapping[str, n
 def _keep(run: Path, config: CtrConfig, log: RunLog, wanted: _Wanted, features: Sequence[CategoricalConfig]) -> None:
     files, before, first = [file.fingerprint for file in log.files], KeyTexts.read(run), 0
     if before.keys.size:
-        done = read_derived(run / FOLDER / MANIFEST).get("files", [])
+        manifest = run / FOLDER / MANIFEST
+        done = typed(read_derived(manifest).get("files"), manifest, list[str])
         # The last segment may have been passed over once more since then, and keys that waited have rows now.
         first = min(len(done), log.segments[-1].first) if files[: len(done)] == done else 0
     numbers = {name: number for number, name in enumerate(vocabulary_names(config))}

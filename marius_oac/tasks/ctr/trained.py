@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -144,7 +145,11 @@ class TrainedClickModel(TrainedRun):
             MariusOacError: an embedding holds NaN or an infinite number.
         """
         held = ColumnRows.of(column, self.config, self._task.features, self.checkpoint)
-        return nearest_values(held, self.checkpoint, value, k, among, KeyTexts.read(self.path))
+        return nearest_values(held, self.checkpoint, value, k, among, self._texts)
+
+    @cached_property
+    def _texts(self) -> KeyTexts:
+        return KeyTexts.read(self.path)
 
     def predict_files(self, data: Sequence[str], out: str | Path | None = None) -> Path:
         """Writes the probability of a click for each example of files, which need no labels, to a new file: Parquet, or
