@@ -15,6 +15,6 @@ from marius_oac.nodes.launch.parent import PARENT, end_with_parent  # noqa: E402
 if os.environ.get(PARENT) == str(os.getppid()):
     end_with_parent()  # before what takes seconds to import
 
-from marius_oac.cli.commands import main  # noqa: E402
+from marius_oac.cli.commands import program  # noqa: E402
 
-sys.exit(main())
+sys.exit(program())

@@ -393,7 +393,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 def program() -> int:
     """The command as a process of its own, which ends at once."""
     return end_at_once(main())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -189,6 +189,7 @@ def ended(call, names=True):
 def lateness(group):
     """The last member comes to a channel, and to a call in it, when it is told to; not to the next call."""
     last, made = group.rank == group.size - 1, []
+    group.tell()
     if last:
         group.hear()
     outcomes = [ended(lambda: made.append(group.channel("late")))]
@@ -225,6 +226,7 @@ def death(group):
 def coming_late(group):
     """The last member comes to the call when it is told to; the others are in it by then."""
     group.barrier()
+    group.tell()
     if group.rank == group.size - 1:
         group.hear()
     return [ended(lambda: group.gather("x" * 100)), ended(group.barrier), str(group._failure).partition("\n")[0]]

@@ -136,11 +136,11 @@ def test_a_member_that_freezes_is_named_when_it_has_been_silent():
     world.close()
 
 
-def test_a_call_that_gloo_forgets_is_given_up():
-    """A frozen process has what it waits for in its socket, and the end of the connection behind it. gloo then begins
-    to send, can't, and does not tell the call, whose receive is done."""
+def call_of_a_frozen_member():
+    """What ended the call of one that was frozen until the other had sent what it waits for, and was gone."""
     world = ProcessWorld(2, timeout=60.0)
     world.say("coming_late", 0, 1)
+    world.await_told(0, 1)
     assert world.silent(0.5)
     os.kill(world.members[0].pid, signal.SIGSTOP)
     world.say("come", 1)
@@ -151,10 +151,15 @@ def test_a_call_that_gloo_forgets_is_given_up():
     assert multiprocessing.connection.wait(world.lines[:1], 30), "it waits for ever"
     lost, again, why = world.hear(1)[0]
     assert lost == again == "lost rank 1: has ended: its connection is closed"
-    assert why == "gloo has forgotten a call of a connection that is closed", (
-        "this was not the case that is forced here"
-    )
     world.close()
+    return why
+
+
+def test_a_call_that_gloo_forgets_is_given_up():
+    """A frozen process has what it waits for in its socket, and the end of the connection behind it. gloo then begins
+    to send, can't, and does not tell the call, whose receive is done. Rarely it sees the end first, and tells."""
+    forgotten = "gloo has forgotten a call of a connection that is closed"
+    assert any(call_of_a_frozen_member() == forgotten for _ in range(4)), "this was not the case that is forced here"
 
 
 class Waiting:
@@ -230,6 +235,7 @@ def test_a_call_that_can_not_begin_or_is_broken_off(finishing):
 def test_a_member_that_is_asked_to_stop_in_a_call_leaves_without_the_others():
     world = ProcessWorld(2, timeout=60.0)
     world.say("coming_late", 0, 1)
+    world.await_told(0, 1)
     assert world.silent(0.5)
     os.kill(world.members[0].pid, signal.SIGINT)
     world.members[0].join(30)
@@ -245,6 +251,7 @@ def test_a_member_that_lives_is_waited_for_however_long_it_takes():
     timeout = 1.0
     world = ProcessWorld(3, timeout)
     world.say("lateness", 0, 1, 2)
+    world.await_told(0, 1, 2)
     for _ in range(2):  # at a channel, and in a call
         assert world.silent(1.25 * timeout)
         world.say("come", 2)

@@ -192,7 +192,7 @@ def test_what_is_measured_before_an_epoch_is_measured_when_all_have_dropped(days
 
 def test_no_question_of_the_loop_is_answered_by_silence():
     """What a task inherited over nodes would be the answer of one machine."""
-    shared = {"table_bytes", "use_folder", "load_dense", "take_over", "fingerprints", "check_unchanged"}
+    shared = {"table_bytes", "use_folder", "load_dense", "take_over", "fingerprints", "check_unchanged", "finish"}
     given = {"peers", "folder", "notes", "config", "memory_plan"}
     asked = {name for name in vars(Task) if not name.startswith("_")} - given
     assert asked - shared <= Task.__abstractmethods__ and asked - {"table_bytes"} <= set(vars(ShardedTask))

@@ -88,6 +88,11 @@ class ProcessWorld:
         except EOFError:
             return {"result": "dead"}
 
+    def await_told(self, *ranks):
+        """Until each of these members has called `tell`: it is where its scenario says."""
+        for rank in ranks:
+            assert self._answer(self.lines[rank]) is None
+
     def silent(self, seconds):
         """Whether nobody answers for so long."""
         return not multiprocessing.connection.wait(self.lines, seconds)

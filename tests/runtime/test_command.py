@@ -84,7 +84,7 @@ def test_without_proc_nothing_is_begun(command, monkeypatch):
 
 
 ENDING = """
-import atexit, sys, threading
+import atexit, os, signal, sys, threading
 from marius_oac.runtime.command import end_at_once
 
 class Kept:
@@ -94,6 +94,7 @@ class Kept:
 kept, more = Kept(), threading.Event()
 kept.itself = kept  # for the collector of garbage alone
 atexit.register(print, "done")
+atexit.register(lambda: sys.argv[1] == "threads" or os.kill(os.getpid(), signal.SIGTERM))
 thread = threading.Thread(target=more.wait)
 if sys.argv[1] == "threads":
     thread.start()
@@ -107,6 +108,6 @@ sys.exit(code)
 @pytest.mark.parametrize(
     ("threads", "said"), [("alone", ["done"]), ("threads", ["goes on", "done", "taken apart"])]
 )  # fmt: skip
-def test_a_process_that_ends_at_once_does_what_was_left_for_its_end(threads, said):
+def test_a_process_that_ends_at_once_does_what_was_left_for_its_end_and_no_more(threads, said):
     done = subprocess.run([sys.executable, "-c", ENDING, threads], capture_output=True, text=True)
     assert (done.returncode, done.stdout.split("\n")[:-1], done.stderr) == (3, said, "")

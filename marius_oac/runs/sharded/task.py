@@ -292,19 +292,17 @@ class ShardedTask(Task):
         found = np.zeros(self.placement.num_shards, np.int64)
         if not self.peers.trains:
             return found
-        formats = self.rows.formats
-        costs = [LookupCost(found.size) for _ in formats]
+        costs = [LookupCost(found.size) for _ in self.rows.formats]
         with ExitStack() as stack:
-            progress = Progress("measuring look-ups", "batches", len(batches)) if self.peers.leads else None
-            if progress:
-                stack.enter_context(progress)
+            told = Progress("measuring look-ups", "batches", len(batches)) if self.peers.leads else None
+            progress = stack.enter_context(told) if told else None
             planner = with_share(self.rows.planner(stack), self.share)
             for number in batches:
                 for cost, shards in zip(costs, self.rows.shards(planner.plan(number)), strict=True):
                     cost.add(shards)
                 if progress:
                     progress.add(1)
-        for values, cost in zip(formats, costs, strict=True):
+        for values, cost in zip(self.rows.formats, costs, strict=True):
             found += values.nbytes * cost.lookups
         return found
 
@@ -335,6 +333,9 @@ class ShardedTask(Task):
     def _together(self, parts: Components, make: Callable[[Sharing], Any]) -> Any:
         with lent_dense(self.peers, self.group, parts.step):
             return SharedEvaluation(self.group, self.crowd.trains).evaluate(make)
+
+    def finish(self, folder: Path) -> None:
+        """Adds nothing: no process has all keys, whose names a run on one machine keeps."""
 
     def summary(self) -> dict[str, Any]:
         """Those of the task, of all nodes' rows, of traffic, the placement and dense parameters. Collective."""
