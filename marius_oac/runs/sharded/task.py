@@ -246,8 +246,8 @@ class ShardedTask(Task):
             update if update.size else None, whole, self.speed_monitor,
         )  # fmt: skip
         self._built = _Built(dense, source, update, own)
-        stores = [table.store for table in tables or ()]
-        return Components(routed, stores, step, device, rows.readers(source), segments, source)
+        stores, readers = [table.store for table in tables or ()], rows.readers(source)
+        return Components(routed, stores, step, device, readers, segments, source)
 
     def _reading_together(
         self, stack: ExitStack, planner: SlicedPlanner, source: RemoteSource, binding: Binding
@@ -264,8 +264,7 @@ class ShardedTask(Task):
         if parts is not None:
             shares = [[RankSlice(part, parts) for part in parts_of(each, count, parts)] for each in range(count)]
         exchange = SpanClient(source, [carriers.index(rank) for rank in trainers])
-        found = self.rows.read_together(planner, shares, self.share.rank, exchange)
-        if found is None:
+        if not (found := self.rows.read_together(planner, shares, self.share.rank, exchange)):
             return planner
         shared, own = found
         held = 2 * (config.pipeline.most_workers("plan") + 1)
