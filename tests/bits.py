@@ -40,17 +40,15 @@ RESULTS = ("test.", "valid.")
 # Calls commands in a process that has imported torch and compiled kernels already. Its arguments are the folder that
 # the package must come from, and lists of words, as JSON.
 _CALLER = """
-import json, os, runpy, sys, traceback
+import json, os, sys, traceback
 import marius_oac
+from marius_oac.cli.commands import main
 tree, *commands = sys.argv[1:]
 assert os.path.dirname(os.path.dirname(os.path.realpath(marius_oac.__file__))) == tree, marius_oac.__file__
 for command in map(json.loads, commands):
-    sys.argv = ["marius-oac", *command]
     try:
-        runpy.run_module("marius_oac", run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        if ended.code:
-            print(command, ended.code)
+        if code := main(command):
+            print(command, code)
     except Exception:
         print(command, traceback.format_exc())
 """

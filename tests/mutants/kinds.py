@@ -15,7 +15,7 @@ COMPUTED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div:
             ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
             ast.Mod: ast.FloorDiv}  # fmt: skip
 OTHER_NAME = {"max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum", "any": "all", "all": "any"}
-KERNEL = {"compiled", "inlined", "pasted", "float_compiled", "float_inlined", "float_exact", "njit", "kept",
+KERNEL = {"compiled", "inlined", "pasted", "float_compiled", "float_inlined", "allocating", "njit", "kept",
           "intrinsic"}  # fmt: skip
 TEXTS = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)
 

@@ -15,6 +15,7 @@ import numpy as np
 from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
 from marius_oac.kernels.cpu.prefetch import prefetch, prefetch_row
 from marius_oac.kernels.cpu.row_updates import update_row
+from marius_oac.kernels.cpu.sums import dot
 
 _ZERO = np.float32(0)
 _LINE_FLOATS = 16  # a cache line
@@ -205,9 +206,8 @@ def update(rule, weight, begin, end, sums, rows, penalties):
     for k in range(begin, end):
         row, gradient = rows[k], sums[k - begin]
         if weight != _ZERO:
-            squares = np.float64(0)
+            value = row[: gradient.size]
+            penalties[k] = dot(value, value)
             for j in range(gradient.size):
-                squares += row[j] * row[j]
-                gradient[j] += weight * row[j]
-            penalties[k] = squares
+                gradient[j] += weight * value[j]
         update_row(row, gradient, rule)

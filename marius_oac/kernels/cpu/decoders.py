@@ -8,6 +8,8 @@ of `decoders`.
 import numpy as np
 
 from marius_oac.kernels.cpu.jit import float_inlined
+from marius_oac.kernels.cpu.sums import absolute_differences, dot, moduli_of_differences, squared_differences
+from marius_oac.kernels.cpu.vector_math import fma
 
 PLAIN, PRODUCT, COMPLEX_PRODUCT, SUM = range(4)
 """Forms of a query: the anchor itself, DistMult, ComplEx and RotatE, TransE."""
@@ -78,25 +80,13 @@ def add_relation_gradient(form, tail, gradient, anchor, total):
 @float_inlined
 def similarity(kind, query, candidate):
     """The score of one candidate [D] for a query [D]."""
-    total = _ZERO
     if kind == INNER:
-        for j in range(query.size):
-            total += query[j] * candidate[j]
-        return total
+        return dot(query, candidate)
     if kind == L1:
-        for j in range(query.size):
-            total += abs(query[j] - candidate[j])
-        return -total
+        return -absolute_differences(query, candidate)
     if kind == L2:
-        for j in range(query.size):
-            difference = query[j] - candidate[j]
-            total += difference * difference
-        return -np.sqrt(total)
-    half = query.size // 2
-    for j in range(half):
-        re, im = query[j] - candidate[j], query[half + j] - candidate[half + j]
-        total += np.sqrt(re * re + im * im)
-    return -total
+        return -np.sqrt(squared_differences(query, candidate))
+    return -moduli_of_differences(query, candidate)
 
 
 @float_inlined
@@ -113,15 +103,15 @@ def add_distance_gradient(kind, coefficient, here, there, total):
             total[j] += _ZERO if difference == _ZERO else step
     elif kind == L2:
         for j in range(total.size):
-            total[j] += coefficient * (there[j] - here[j])
+            total[j] = fma(coefficient, there[j] - here[j], total[j])
     else:
         half = total.size // 2
         for j in range(half):
             re, im = there[j] - here[j], there[half + j] - here[half + j]
             modulus = np.sqrt(re * re + im * im)
             step = _ZERO if modulus == _ZERO else coefficient / modulus
-            total[j] += step * re
-            total[half + j] += step * im
+            total[j] = fma(step, re, total[j])
+            total[half + j] = fma(step, im, total[half + j])
 
 
 @float_inlined
@@ -129,7 +119,7 @@ def add_similarity_gradient(kind, coefficient, here, there, total):
     """Adds to `total` [D] coefficient times the gradient of similarity(here, there) by `here`."""
     if kind == INNER:
         for j in range(total.size):
-            total[j] += coefficient * there[j]
+            total[j] = fma(coefficient, there[j], total[j])
     elif kind == L2:
         distance = -similarity(kind, here, there)
         if distance > _ZERO:

@@ -18,6 +18,7 @@ from marius_oac.kernels.cpu.decoders import (
 from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
 from marius_oac.kernels.cpu.prefetch import prefetch
 from marius_oac.kernels.cpu.row_updates import update_row
+from marius_oac.kernels.cpu.sums import cubed_moduli, cubes, dot
 
 NO_PENALTY, SQUARES, CUBES, CUBED_MODULI = range(4)
 
@@ -207,19 +208,19 @@ def _add_penalty(form, count, value, gradient):
     times = form.share * np.float32(count)
     total = np.float64(0)
     if form.penalty == SQUARES:
+        total += dot(value, value)
         for j in range(value.size):
-            total += value[j] * value[j]
             gradient[j] += np.float32(2) * times * value[j]
     elif form.penalty == CUBES:
+        total += cubes(value)
         for j in range(value.size):
-            total += value[j] * value[j] * abs(value[j])
             gradient[j] += np.float32(3) * times * value[j] * abs(value[j])
     elif form.penalty == CUBED_MODULI:
+        total += cubed_moduli(value)
         half = value.size // 2
         for j in range(half):
             re, im = value[j], value[half + j]
             modulus = np.sqrt(re * re + im * im)
-            total += modulus * modulus * modulus
             gradient[j] += np.float32(3) * times * modulus * re
             gradient[half + j] += np.float32(3) * times * modulus * im
     return total * count

@@ -12,20 +12,17 @@
 Kernels on integers and copies of rows are `compiled`, and `inlined` or `pasted` in others. `fastmath` stays off: the
 compiler may not reorder or contract operations, so the same inputs give the same bits.
 
-Kernels on floats are `float_compiled`, and `float_inlined` or `float_exact` in others:
+Kernels on floats are `float_compiled`, and `float_inlined` in others:
 
 - `error_model="numpy"`: a division by zero gives inf or NaN, as in IEEE 754, so loops with divisions vectorise.
 - `_nrt=False` (Numba, "Extending"): kernels allocate nothing and count no references to arrays, so their callers bring
   all memory. Counting takes locked instructions for every slice, for which threads contend: it made loops over the 100
   floats of a row take 4 to 8 times as long.
 - `forceinline`: a kernel contains all of its code. Otherwise a function that two kernels call is in the machine code of
-  both, and which copy runs depends on what was compiled or loaded first. As sums may be reordered, the two copies need
-  not give the same bits: a run that compiled its kernels differed from the next one, which found them cached.
-- Two floating-point policies. `float_compiled` and `float_inlined` may reorder sums (`reassoc`), without which no sum
-  would vectorise; `float_exact` keeps the order that is written, which the splitting of an argument in `vector_math`
-  rests on. All may fuse a product and a sum (`contract`). The compiler decides once: the same machine code on the same
-  inputs gives the same bits. NaN and infinity keep their meaning (`nnan` and `ninf` are off): a loss that diverged is
-  seen.
+  both, and which copy runs depends on what was compiled or loaded first.
+- The compiler may neither reorder nor fuse: which product it fuses with a sum depends on the processor. `sums` adds up
+  vectors in a written order, where a loop would not be vectorised, and `vector_math.fma` is written where it counts.
+  NaN and infinity keep their meaning: a loss that diverged is seen.
 
 With `NUMBA_DISABLE_JIT=1` kernels run as the Python functions that they are, and the atomics fall back to a lock.
 """
@@ -131,18 +128,13 @@ inlined = within(**_OPTIONS, forceinline=True)
 pasted = kept(**_OPTIONS, inline="always")
 """For a few lines with an array in a kernel's inner loop: a call would count references to it, with locks."""
 
-exact_compiled = kept(**_OPTIONS, error_model="numpy")
-"""For kernels on floats whose bits are the same on every machine: no operation is moved or fused. Divisions don't raise
-an error, so that loops vectorise."""
+_FLOAT_OPTIONS = {**_OPTIONS, "error_model": "numpy", "_nrt": False}
 
-_FLOAT_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
-_REORDERING = {"contract", "nsz", "reassoc"}
-
-float_compiled = kept(fastmath=_REORDERING, **_FLOAT_OPTIONS)
+float_compiled = kept(**_FLOAT_OPTIONS)
 """For kernels: functions that Python calls and no kernel does."""
 
-float_inlined = within(fastmath=_REORDERING, forceinline=True, **_FLOAT_OPTIONS)
-"""For functions that kernels call."""
+allocating = kept(**_OPTIONS, error_model="numpy")
+"""As `float_compiled`, for kernels that allocate, or that kernels call which do."""
 
-float_exact = within(fastmath={"contract", "nsz"}, forceinline=True, **_FLOAT_OPTIONS)
-"""For functions that kernels call and whose order of operations is part of their meaning."""
+float_inlined = within(forceinline=True, **_FLOAT_OPTIONS)
+"""For functions that kernels call."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from marius_oac.kernels.cpu.jit import float_compiled
 from marius_oac.kernels.cpu.prefetch import prefetch_row
+from marius_oac.kernels.cpu.sums import dot
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _AHEAD = 16  # rows
@@ -136,7 +137,4 @@ def of_weights(gradients, values, places, offsets, padding, found):
         for at in range(offsets[b], offsets[b + 1]):
             if places[at] == padding:
                 continue
-            row, total = values[places[at]], _ZERO
-            for j in range(part.size):
-                total += part[j] * row[j]
-            found[at] = total
+            found[at] = dot(part, values[places[at]])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marius_oac.kernels.cpu.jit import float_inlined
+from marius_oac.kernels.cpu.sums import BLOCK, floats, total
 from marius_oac.kernels.cpu.vector_math import bits_of, exp, float_of, sigmoid, softplus
 
 SOFTMAX, LOGISTIC, MARGIN, SELF_ADVERSARIAL = range(4)
@@ -45,16 +46,14 @@ def _largest(scores, first):
 @float_inlined
 def _softmax(scores, positive, rule):
     largest = _largest(scores, positive)
-    others = _ZERO
     for j in range(scores.size):
-        e = exp(scores[j] - largest)
-        scores[j] = e
-        others += e
-    total = others + exp(positive - largest)
-    factor = rule.scale / total
+        scores[j] = exp(scores[j] - largest)
+    others = total(scores)
+    every = others + exp(positive - largest)
+    factor = rule.scale / every
     for j in range(scores.size):
         scores[j] *= factor
-    loss = np.log(np.float64(total)) + (np.float64(largest) - np.float64(positive))
+    loss = np.log(np.float64(every)) + (np.float64(largest) - np.float64(positive))
     # 1 - p of the positive as a sum of the others', which loses no digits where p is nearly 1.
     return loss, -factor * others
 
@@ -62,46 +61,54 @@ def _softmax(scores, positive, rule):
 @float_inlined
 def _logistic(scores, positive, rule):
     factor = rule.scale * rule.share
-    total = _ZERO
-    for j in range(scores.size):
-        total += softplus(scores[j])
-        scores[j] = factor * sigmoid(scores[j])
-    loss = np.float64(softplus(-positive)) + np.float64(total) * np.float64(rule.share)
+    terms, loss = floats(), np.float64(0)
+    for begin in range(0, scores.size, BLOCK):
+        part = scores[begin : begin + BLOCK]
+        for j in range(part.size):
+            terms[j] = softplus(part[j])
+            part[j] = factor * sigmoid(part[j])
+        loss += total(terms[: part.size])
+    loss = np.float64(softplus(-positive)) + loss * np.float64(rule.share)
     return loss, -rule.scale * sigmoid(-positive)
 
 
 @float_inlined
 def _margin(scores, positive, rule):
     factor = rule.scale * rule.share
-    total, steps = _ZERO, _ZERO
-    for j in range(scores.size):
-        excess = scores[j] - positive + rule.margin
-        # The order of the comparison lets NaN through to the loss.
-        total += _ZERO if excess <= _ZERO else excess
-        step = factor if excess > _ZERO else _ZERO
-        scores[j] = step
-        steps += step
-    return np.float64(total) * np.float64(rule.share), -steps
+    terms, loss = floats(), np.float64(0)
+    for begin in range(0, scores.size, BLOCK):
+        part = scores[begin : begin + BLOCK]
+        for j in range(part.size):
+            excess = part[j] - positive + rule.margin
+            # The order of the comparison lets NaN through to the loss.
+            terms[j] = _ZERO if excess <= _ZERO else excess
+            part[j] = factor if excess > _ZERO else _ZERO
+        loss += total(terms[: part.size])
+    return loss * np.float64(rule.share), -total(scores)
 
 
 @float_inlined
 def _self_adversarial(scores, positive, rule):
     largest = _largest(scores, scores[0])
-    weights, total = _ZERO, _ZERO
-    for j in range(scores.size):
-        # -inf is excluded explicitly: all scores may be -inf (with one entity), and then the largest is -inf too.
-        out = scores[j] == -np.inf
-        weight = _ZERO if out else exp(rule.temperature * (scores[j] - largest))
-        excess = scores[j] + rule.margin
-        weights += weight
-        total += _ZERO if out else weight * softplus(excess)
-        scores[j] = _ZERO if out else weight * sigmoid(excess)
+    weights, terms, sum_of_weights, loss = floats(), floats(), _ZERO, np.float64(0)
+    for begin in range(0, scores.size, BLOCK):
+        part = scores[begin : begin + BLOCK]
+        for j in range(part.size):
+            # -inf is excluded explicitly: all scores may be -inf (with one entity), and then the largest is -inf too.
+            out = part[j] == -np.inf
+            weight = _ZERO if out else exp(rule.temperature * (part[j] - largest))
+            excess = part[j] + rule.margin
+            weights[j] = weight
+            terms[j] = _ZERO if out else weight * softplus(excess)
+            part[j] = _ZERO if out else weight * sigmoid(excess)
+        sum_of_weights += total(weights[: part.size])
+        loss += total(terms[: part.size])
     # A NaN is not larger than zero, and must be seen.
-    inverse = _ZERO if weights == _ZERO else _ONE / weights
+    inverse = _ZERO if sum_of_weights == _ZERO else _ONE / sum_of_weights
     for j in range(scores.size):
         scores[j] *= rule.scale * inverse
     own = -(positive + rule.margin)
-    loss = np.float64(softplus(own)) + np.float64(total) * np.float64(inverse)
+    loss = np.float64(softplus(own)) + loss * np.float64(inverse)
     return loss, -rule.scale * sigmoid(own)
 
 

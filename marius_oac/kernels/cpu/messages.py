@@ -8,7 +8,8 @@ import numpy as np
 
 from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
 from marius_oac.kernels.cpu.prefetch import prefetch_row
-from marius_oac.kernels.cpu.vector_math import exp
+from marius_oac.kernels.cpu.sums import dot
+from marius_oac.kernels.cpu.vector_math import exp, fma
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _AHEAD = 16  # edges
@@ -50,7 +51,7 @@ def add_up_weighted(rows, weights, offsets, picks, begin, end, into):
                 weight = weights[at, h]
                 total, row = into[i, h * width : (h + 1) * width], rows[picks[at], h * width : (h + 1) * width]
                 for j in range(width):
-                    total[j] += weight * row[j]
+                    total[j] = fma(weight, row[j], total[j])
 
 
 @float_compiled
@@ -63,10 +64,7 @@ def dots(rows, others, offsets, picks, begin, end, into):
             prefetch_row(rows, picks[min(at + _AHEAD, offsets[end] - 1)], rows.shape[1])
             for h in range(heads):
                 other, row = others[i, h * width : (h + 1) * width], rows[picks[at], h * width : (h + 1) * width]
-                total = _ZERO
-                for j in range(width):
-                    total += row[j] * other[j]
-                into[at, h] = total
+                into[at, h] = dot(row, other)
 
 
 @float_inlined

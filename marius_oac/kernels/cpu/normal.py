@@ -7,7 +7,7 @@ vectorised: each part of the range is computed for all numbers, or for those tha
 
 import numpy as np
 
-from marius_oac.kernels.cpu.jit import exact_compiled, pasted
+from marius_oac.kernels.cpu.jit import allocating, pasted
 
 _LN_2 = 0.6931471805599453
 _SQRT_HALF = 0.7071067811865476
@@ -40,7 +40,7 @@ def _power_series(c, x):
     return ((((((c[0] * x + c[1]) * x + c[2]) * x + c[3]) * x + c[4]) * x + c[5]) * x + c[6]) * x + c[7]
 
 
-@exact_compiled
+@allocating
 def logarithms(numbers, out):
     """Fills in ln x, float64 [n], for 2**-1022 <= x < 1, to about 1e-15.
 
@@ -62,7 +62,7 @@ def logarithms(numbers, out):
         out[i] = (exponents[i] - low) * _LN_2 + 2.0 * s * series
 
 
-@exact_compiled
+@allocating
 def quantiles(p, out):
     """Fills in the quantiles of the standard normal distribution, float64 [n], to about 1e-15 of their size.
 

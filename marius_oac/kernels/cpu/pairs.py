@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from marius_oac.kernels.cpu.jit import compiled, exact_compiled
+from marius_oac.kernels.cpu.jit import compiled, float_compiled
 
 _HALF, _TWO = np.float32(0.5), np.float32(2)
 
@@ -18,7 +18,7 @@ def put_beside(fields: np.ndarray, numbers: np.ndarray, into: np.ndarray) -> Non
         into[i, width:] = numbers[i]
 
 
-@exact_compiled
+@float_compiled
 def differentiate(
     fields: np.ndarray, sums: np.ndarray, by_pairs: np.ndarray, by_beside: np.ndarray, into: np.ndarray
 ) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
+from marius_oac.kernels.cpu.sums import dot
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, PASS_THROUGH = range(5)
 _ONE = np.float32(1)
@@ -41,10 +42,7 @@ def update_row(row, gradient, rule):
             row[dimension + j] = total
             row[j] -= rule.rate * gradient[j] / (np.sqrt(total) + rule.epsilon)
     elif rule.code == ROWWISE_ADAGRAD:
-        squares = np.float32(0)
-        for j in range(dimension):
-            squares += gradient[j] * gradient[j]
-        total = row[dimension] + squares / np.float32(dimension)
+        total = row[dimension] + dot(gradient, gradient) / np.float32(dimension)
         row[dimension] = total
         rate = rule.rate / (np.sqrt(total) + rule.epsilon)
         for j in range(dimension):

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import config, types
 from numba.extending import intrinsic
 
-from marius_oac.kernels.cpu.jit import float_exact
+from marius_oac.kernels.cpu.jit import float_inlined
 
 if config.DISABLE_JIT:
 
@@ -25,6 +25,9 @@ if config.DISABLE_JIT:
 
     def float_of(bits):
         return np.int32(bits).view(np.float32)
+
+    def fma(x, y, z):
+        return np.float32(np.float64(x) * np.float64(y) + np.float64(z))
 
 else:
 
@@ -45,6 +48,15 @@ else:
             return builder.bitcast(arguments[0], ir.FloatType())
 
         return types.float32(types.int32), generate
+
+    @intrinsic
+    def fma(typing_context, x, y, z):
+        """x y + z of float32, rounded once: written, as the compiler may not fuse by itself."""
+
+        def generate(context, builder, signature, arguments):
+            return builder.fma(*arguments)
+
+        return types.float32(types.float32, types.float32, types.float32), generate
 
 
 _ONE, _ZERO = np.float32(1), np.float32(0)
@@ -72,49 +84,47 @@ _L9 = np.float32(1)
 _BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
 
 
-@float_exact
+@float_inlined
 def exp(x):
     """e^x of a float32; 0 below -87.3."""
-    shifted = x * _LOG2_E + _ROUND
+    shifted = fma(x, _LOG2_E, _ROUND)
     k = shifted - _ROUND
-    r = x - k * _LN2_HIGH
-    r = r - k * _LN2_LOW
-    p = _E5
-    p = p * r + _E4
-    p = p * r + _E3
-    p = p * r + _E2
-    p = p * r + _E1
-    p = p * r + _E0
-    p = p * (r * r) + r + _ONE
+    r = fma(-k, _LN2_HIGH, x)
+    r = fma(-k, _LN2_LOW, r)
+    p = fma(_E5, r, _E4)
+    p = fma(p, r, _E3)
+    p = fma(p, r, _E2)
+    p = fma(p, r, _E1)
+    p = fma(p, r, _E0)
+    p = fma(p, r * r, r) + _ONE
     # A product, not a sum of bits: NaN stays NaN.
     y = p * float_of((bits_of(shifted) + _BIAS) << _MANTISSA_BITS)
     return _ZERO if x < _LOWEST else y
 
 
-@float_exact
+@float_inlined
 def log1p_unit(e):
     """log(1 + e) of a float32 in [0, 1]."""
-    p = _L0
-    p = p * e + _L1
-    p = p * e + _L2
-    p = p * e + _L3
-    p = p * e + _L4
-    p = p * e + _L5
-    p = p * e + _L6
-    p = p * e + _L7
-    p = p * e + _L8
-    p = p * e + _L9
+    p = fma(_L0, e, _L1)
+    p = fma(p, e, _L2)
+    p = fma(p, e, _L3)
+    p = fma(p, e, _L4)
+    p = fma(p, e, _L5)
+    p = fma(p, e, _L6)
+    p = fma(p, e, _L7)
+    p = fma(p, e, _L8)
+    p = fma(p, e, _L9)
     return p * e
 
 
-@float_exact
+@float_inlined
 def softplus(x):
     """log(1 + e^x) of a float32."""
     magnitude = -x if x < _ZERO else x
     return log1p_unit(exp(-magnitude)) + (_ZERO if x < _ZERO else x)
 
 
-@float_exact
+@float_inlined
 def sigmoid(x):
     """1 / (1 + e^-x) of a float32."""
     magnitude = -x if x < _ZERO else x
