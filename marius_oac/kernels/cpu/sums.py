@@ -3,7 +3,7 @@
 The terms of a lane are added in their order, from 0 on. So a sum has the same bits with any Python, LLVM and width of
 vectors. A sum that the compiler may reorder (`reassoc`) has not: Python 3.11 and 3.12 gave other bits, and so did
 processors with and without AVX-512. Here the vectors are in the code and need no permission; they take the time that
-reordered sums took (benchmarks/written_sums.md).
+reordered sums took (benchmarks/graphs/written_sums.py).
 """
 
 from __future__ import annotations
