@@ -35,7 +35,7 @@ def test_a_bad_row_ends_the_run_with_the_line_of_one_machine(configs, tmp_path, 
     text = run("train", configs / "clicks.yaml", *data, *EVEN, "--local-nodes", count, "--out", tmp_path / "r", code=2)
     what = told.removeprefix("marius-oac: ")
     assert "Traceback" not in text and what in text, text
-    assert all(what in line for line in text.splitlines() if "marius-oac: " in line)
+    assert all(what in line for line in text.splitlines() if "marius-oac: " in line), text
 
 
 @pytest.mark.slow
