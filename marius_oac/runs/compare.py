@@ -51,6 +51,8 @@ class Comparison:
     first: str
     second: str
     differences: tuple[Difference, ...]
+    installations: str = ""
+    """What the first run was trained with, and not the second, where a batch has other bits for it."""
 
     @property
     def same(self) -> bool:
@@ -59,7 +61,10 @@ class Comparison:
 
     def __str__(self) -> str:
         verdict = "the same bits" if self.same else "different"
-        return "\n".join([f"{self.first} and {self.second}: {verdict}", *(f"  {one}" for one in self.differences)])
+        lines = [f"{self.first} and {self.second}: {verdict}", *(f"  {one}" for one in self.differences)]
+        if self.installations:
+            lines.append(f"  a batch has other bits where the first was trained: {self.installations}")
+        return "\n".join(lines)
 
 
 def compare(first: Checkpoint, second: Checkpoint, names: Mapping[str, Names] | None = None) -> Comparison:

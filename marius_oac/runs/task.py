@@ -19,6 +19,7 @@ from marius_oac.data.prepare.splits import Split
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.rows import RowSource
+from marius_oac.runs.arithmetic import Sample
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.checkpoints.origin import check_together
 from marius_oac.runs.checkpoints.retention import Checkpoints
@@ -175,6 +176,10 @@ class Task(ABC):
     def make_step(self, device: torch.device, threads: int, update: Update) -> Step:
         """Makes the step, with the initial values of its dense parameters; `update` says what follows from its
         gradients."""
+
+    @abstractmethod
+    def sample(self, device: torch.device, threads: int) -> Sample:
+        """A small batch by which installations are compared; see `runs.arithmetic`."""
 
     @property
     @abstractmethod

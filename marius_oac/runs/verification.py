@@ -128,6 +128,8 @@ class _Run:
         if about and self._of not in (None, about.id):
             found.damaged.append(f"{path / ABOUT}: is of another run than that of the first node")
         if folder:
+            if about.arithmetic and (unlike := about.arithmetic.elsewhere(folder.config.compute)):
+                found.unchecked.append(f"{path}: whether this installation computes the run's bits: {unlike}")
             for name in about.files:
                 found.small(path / name, partial(folder.read_file, name))
         if (path / LOG).exists() or (folder and folder.config.data_grows):

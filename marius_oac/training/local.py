@@ -17,7 +17,9 @@ from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import ConfigError, InputError, Interrupted
 from marius_oac.evaluation.metrics import metric_text
 from marius_oac.kernels import ahead
+from marius_oac.models.compute.user_code import named_code
 from marius_oac.pipeline.stages import Probe
+from marius_oac.runs.arithmetic import Arithmetic
 from marius_oac.runs.callbacks import NO_CALLBACKS, Callbacks
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
@@ -242,6 +244,7 @@ def run_task(
             session.initialize()
             folder.write_config(task.config, task.run_files())
             ahead.wait()
+            note_arithmetic(session, folder)
             with tracking(task.config.trackers if task.peers.leads else (), folder, loop.position.batch_index):
                 loop.run()
             task.peers.wait()
@@ -252,6 +255,25 @@ def run_task(
         if number is None:
             raise
         raise Interrupted(f"stopped; go on with: {resume_command(folder.path)}", number) from None
+
+
+def note_arithmetic(session: Session, folder: RunFolder) -> None:
+    """Compares what decides this process's last bits with that of the run's beginning, and with the first process's.
+    Collective."""
+    task, peers = session.task, session.task.peers
+    known = session.device.type == "cpu" and not named_code(task.config)
+    here = Arithmetic.here(
+        task.config.compute, session.threads, task.sample(session.device, session.threads) if known else None
+    )
+    first, *others = (Arithmetic(**told) for told in peers.gather(here.model_dump()))
+    if peers.leads:
+        for rank, other in enumerate(others, 1):
+            if not other.computes_as(first):
+                logger.warning(
+                    f"a batch has other bits in process {rank} than in the first ({other.unlike(first)}): "
+                    "bits depend on which process trains what"
+                )
+    folder.note_arithmetic(here)
 
 
 def open_run(path: str | Path) -> Run:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from marius_oac.errors import InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.predict import Prediction
 from marius_oac.evaluation.quality import Quality
+from marius_oac.runs.arithmetic import difference
 from marius_oac.runs.compare import Comparison, compare
 from marius_oac.runs.export import export
 from marius_oac.runs.folder.folder import RunFolder
@@ -90,4 +92,5 @@ def compare_runs(first: str | Path, second: str | Path, *, data_path: str | Path
     folder, other = RunFolder.open(first), RunFolder.open(second)
     chosen = folder.checkpoint()
     names = entry_of(folder.config).trained.names_in(folder, chosen, data_path)
-    return compare(chosen, other.checkpoint(same=chosen), names)
+    found = compare(chosen, other.checkpoint(same=chosen), names)
+    return replace(found, installations=difference(folder.about.arithmetic, other.about.arithmetic))

@@ -127,7 +127,7 @@ def test_the_heaviest_node_is_near_the_mean_where_the_hash_alone_is_not(hubs, lo
 def test_what_is_measured_is_what_all_trainers_ask_for(hubs):
     made = graph_nodes(hubs)
     tasks = [made[1](group, [1.0, 1.0]) for group in ThreadGroup.members(2)]
-    costs = sum(task.measure(range(task.schedule.ends[0])) for task in tasks)
+    costs = sum(node_packing.measure(task, range(task.schedule.ends[0])) for task in tasks)
     places, wanted = tasks[0].rows.places, np.zeros(NUM_SHARDS, np.int64)
     for each, times in ids_looked_up(tasks[0], 2).items():
         wanted[places.shard_of(np.array([each]))] += times * 4 * 8
@@ -139,7 +139,7 @@ def test_rows_that_a_node_adds_up_count_each_time(log):
     costs = []
     for overrides in ((), (pooled,)):
         task = click_nodes(log, *overrides)[1](ThreadGroup.members(1)[0], [1.0])
-        costs.append(task.measure(range(task.schedule.ends[0])))
+        costs.append(node_packing.measure(task, range(task.schedule.ends[0])))
     tags = pq.read_table(log)["tags"].combine_chunks().flatten()
     dimension = task.rows.formats[0].dimension
     more = np.zeros(NUM_SHARDS, np.int64)
@@ -151,7 +151,7 @@ def test_rows_that_a_node_adds_up_count_each_time(log):
 
 def test_a_pass_that_measures_is_bounded(log, hubs, monkeypatch):
     asked = []
-    monkeypatch.setattr(ShardedTask, "measure", lambda self, batches: asked.append(batches) or np.ones(NUM_SHARDS))
+    monkeypatch.setattr(node_packing, "measure", lambda self, batches: asked.append(batches) or np.ones(NUM_SHARDS))
     packed(graph_nodes(hubs, "training.epochs=100"), {}, {})
     assert asked == 2 * [range(200)]
     asked.clear()
@@ -171,13 +171,13 @@ def test_shards_that_nobody_asked_for_are_spread_too(hubs, monkeypatch):
     """Else all would go to the node that has a little less to do."""
     costs = np.zeros(NUM_SHARDS)
     costs[[3, 50]] = 100, 99.9
-    monkeypatch.setattr(ShardedTask, "measure", lambda self, batches: costs)
+    monkeypatch.setattr(node_packing, "measure", lambda self, batches: costs)
     _, task = packed(graph_nodes(hubs), {}, {})
     assert abs(task.rows.places.num_rows(0) - hubs.num_nodes / 2) < 0.1 * hubs.num_nodes
 
 
 def test_by_the_hash_alone_nothing_is_measured(hubs, monkeypatch):
-    monkeypatch.setattr(ShardedTask, "measure", None)
+    monkeypatch.setattr(node_packing, "measure", None)
     found, _ = packed(graph_nodes(hubs, "nodes.packing=even"), {}, {"shards": 2})
     assert np.array_equal(found.placement.nodes, even([1, 2], NUM_SHARDS).nodes) and found.summary() == {}
     found, _ = packed(graph_nodes(hubs), {})
@@ -209,14 +209,14 @@ def test_budgets_that_are_too_small_are_refused_with_the_node_and_what_it_lacks(
 
 
 def test_a_node_that_can_not_read_its_batches_is_named(hubs, monkeypatch):
-    real = ShardedTask.measure
+    real = node_packing.measure
 
     def measure(self, batches):
         if self.group.rank:
             raise InputError("is gone", "day.parquet")
         return real(self, batches)
 
-    monkeypatch.setattr(ShardedTask, "measure", measure)
+    monkeypatch.setattr(node_packing, "measure", measure)
     with pytest.raises(InputError, match=r"^node n1: day.parquet: is gone$"):
         packed(graph_nodes(hubs), {}, {})
 
@@ -232,7 +232,7 @@ def test_the_look_ups_of_all_tables_are_measured_each_by_the_bytes_of_its_rows()
         rows=rows, peers=SimpleNamespace(trains=True, leads=False), share=None,
         placement=SimpleNamespace(num_shards=4),
     )  # fmt: skip
-    assert ShardedTask.measure(node, [0, 1]).tolist() == [12, 200, 4, 100]
+    assert node_packing.measure(node, [0, 1]).tolist() == [12, 200, 4, 100]
 
 
 def save(run, names, weights, nodes, sequences, figures=(10, 1.5, 1.01)):
@@ -252,8 +252,8 @@ def test_a_run_goes_on_with_the_placement_it_had(hubs, tmp_path, monkeypatch):
     save(tmp_path, ["n0", "n1"], [1.0, 1.0], nodes, [10, 20])
     save(tmp_path, ["n0", "n1"], [1.0, 2.0], 1 - nodes, [30])
     save(tmp_path, ["n1", "n0"], [1.0, 1.0], 1 - nodes, [30])
-    real, asked = ShardedTask.measure, []
-    monkeypatch.setattr(ShardedTask, "measure", lambda self, batches: asked.append(batches) or real(self, batches))
+    real, asked = node_packing.measure, []
+    monkeypatch.setattr(node_packing, "measure", lambda self, batches: asked.append(batches) or real(self, batches))
     found, _ = packed(graph_nodes(hubs), {}, {}, run=tmp_path)
     assert np.array_equal(found.placement.nodes, nodes) and found.figures() == [10, 1.5, 1.01] and not asked
     # With other weights, another number or other names the batches that come next are measured.

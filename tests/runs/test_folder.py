@@ -172,8 +172,8 @@ def test_no_pickle_in_the_order_is_opened(folder):
 
 def test_the_folder_says_what_made_it(folder):
     about = json.loads((folder.path / "run.json").read_text())
-    assert about.keys() == {"format", "version", "package", "id", "data", "kernels", "path", "base", "config", "files",
-                            "over_nodes", "result", "sha256"}  # fmt: skip
+    assert about.keys() == {"format", "version", "package", "id", "data", "arithmetic", "path", "base", "config",
+                            "files", "over_nodes", "result", "sha256"}  # fmt: skip
     assert (about["version"], about["path"], about["package"]) == (3, str(folder.path.resolve()), __version__)
 
 

@@ -3,7 +3,7 @@
 format, version   of the run's folder; `package`, the version of this program that made it
 id                random, the same on all nodes: its checkpoints are known by it
 data              the fingerprint of what is trained on, see `data.identity`
-kernels           which kernels matrix products ran on when the run began; with compute.products torch, torch's
+arithmetic        what the run began with of all that decides last bits; null before it has: see `runs.arithmetic`
 path              where the folder lay when its config.yaml was written
 base              the folder that relative paths in config.yaml and log.json start from; see `folder.places`
 config            the configuration's keys that decide the run's bits, with their values
@@ -26,6 +26,7 @@ from marius_oac.config.named_files import FILE, GRAPH, MODULE, with_named
 from marius_oac.config.parts import own_file
 from marius_oac.config.task import TaskConfig, of_an_older_run
 from marius_oac.errors import CheckpointError, ConfigError, shown
+from marius_oac.runs.arithmetic import Arithmetic
 from marius_oac.runs.checkpoints.origin import Token
 from marius_oac.runs.folder.metrics import Prefix
 from marius_oac.runtime.files.atomic import sealed
@@ -68,7 +69,7 @@ class About(Described):
     package: str = __version__
     id: Token
     data: str
-    kernels: str
+    arithmetic: Arithmetic | None = None
     path: str
     base: str
     config: dict[str, Any]

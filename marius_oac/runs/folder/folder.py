@@ -33,7 +33,7 @@ from marius_oac.config.task import TaskConfig, build_config, of_an_older_run
 from marius_oac.data.graphs import identity
 from marius_oac.data.logs.run_log import LOG
 from marius_oac.errors import CheckpointError, ConfigError, InputError, shown
-from marius_oac.models.compute.multiply import kernels_of
+from marius_oac.runs.arithmetic import Arithmetic
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.origin import new_token
 from marius_oac.runs.checkpoints.pins import Missing
@@ -171,13 +171,6 @@ class RunFolder:
             raise ConfigError(f"the run's rows lie in {list(self.config.storage.path)}", "storage.path")
         if not config.data_grows:  # else `folder.log` checks the files
             self.check_data(fingerprint, config)
-        here = kernels_of(config.compute)
-        if self.about.kernels != here:
-            began = self.about.kernels
-            logger.warning(
-                f"matrix products run on {here} kernels here, on {began} when this run began: "
-                "the last bits may differ from those of an uninterrupted run"
-            )
 
     def check_data(self, fingerprint: str, config: TaskConfig) -> None:
         """Raises CheckpointError, with the key's value, if the data are others than the run was trained on.
@@ -271,6 +264,17 @@ class RunFolder:
             if self._learned.get(name) != text:
                 write_atomically(self.path / name, text)
         self._learned = dict(files)
+
+    def note_arithmetic(self, here: Arithmetic) -> None:
+        """Records what the run began with; warns if it goes on where a batch has other bits."""
+        began = self.about.arithmetic
+        if began is None:
+            self._write_about(self.about.model_copy(update={"arithmetic": here}))
+        elif not here.computes_as(began):
+            logger.warning(
+                f"a batch has other bits here than where this run began ({here.unlike(began)}): "
+                "the last bits may differ from those of an uninterrupted run"
+            )
 
     def _write_about(self, about: About) -> None:
         write_atomically(self.path / ABOUT, about.dump())
@@ -375,7 +379,7 @@ def _new_about(
     path: Path, config: TaskConfig, fingerprint: str, files: Mapping[str, str], over_nodes: bool, id: str | None
 ) -> About:
     about = About(
-        id=id or new_token(), data=fingerprint, kernels=kernels_of(config.compute), over_nodes=over_nodes,
+        id=id or new_token(), data=fingerprint, over_nodes=over_nodes,
         path="", base="", config={},
     )  # fmt: skip
     return _about(about, path, config, files)

@@ -10,7 +10,7 @@ measured from where the run goes on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +18,16 @@ import numpy as np
 
 from marius_oac.config.cluster import ClusterConfig
 from marius_oac.config.task import TaskConfig
+from marius_oac.data.batches.rank_slice import with_share
 from marius_oac.errors import InputError, NodeLost, size_text
 from marius_oac.nodes.launch.cluster import names
-from marius_oac.nodes.shards.packing import Packed, even, heaviest, pack
+from marius_oac.nodes.shards.packing import LookupCost, Packed, even, heaviest, pack
 from marius_oac.nodes.shards.placement import Placement
 from marius_oac.runs.checkpoints.retention import START
 from marius_oac.runs.sharded.checkpoint import Layout, saved_num_shards, saved_packings
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime.console import logger
+from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.sizes import page_bytes
 
@@ -66,7 +68,7 @@ def agreed_packing(
         return Packed(unmeasured)
     count = max(1, min(MOST_BATCHES, MOST_EXAMPLES // config.training.batch_size))
     batches = range(first, min(first + count, task.schedule.last))
-    measured = task.peers.agreed(lambda: task.measure(batches).tolist())
+    measured = task.peers.agreed(lambda: measure(task, batches).tolist())
     costs = np.array(task.peers.gather(measured), np.float64).sum(axis=0)
     if not costs.any():  # nothing is left to be trained
         return Packed(unmeasured)
@@ -78,6 +80,26 @@ def agreed_packing(
             f"mean (by the hash alone {by_hash:.2f})"
         )
     return Packed(placement, len(batches), by_hash, packed)
+
+
+def measure(task: ShardedTask, batches: Sequence[int]) -> np.ndarray:
+    """Bytes of the values that a process's part of some batches looks up in each virtual shard, int64 [V]."""
+    found = np.zeros(task.placement.num_shards, np.int64)
+    if not task.peers.trains:
+        return found
+    costs = [LookupCost(found.size) for _ in task.rows.formats]
+    with ExitStack() as stack:
+        told = Progress("measuring look-ups", "batches", len(batches)) if task.peers.leads else None
+        progress = stack.enter_context(told) if told else None
+        planner = with_share(task.rows.planner(stack), task.share)
+        for number in batches:
+            for cost, shards in zip(costs, task.rows.shards(planner.plan(number)), strict=True):
+                cost.add(shards)
+            if progress:
+                progress.add(1)
+    for values, cost in zip(task.rows.formats, costs, strict=True):
+        found += values.nbytes * cost.lookups
+    return found
 
 
 def _packed(task: ShardedTask, budgets: _Budgets, costs: np.ndarray | None) -> Placement:

@@ -32,13 +32,14 @@ from marius_oac.nodes.parts.blocks import parts_of
 from marius_oac.nodes.parts.norms import RunningStatistics
 from marius_oac.nodes.parts.step import PartedStep
 from marius_oac.nodes.shards.exchange import RemoteSource
-from marius_oac.nodes.shards.packing import LookupCost, Packed, even
+from marius_oac.nodes.shards.packing import Packed, even
 from marius_oac.nodes.shards.part_planner import PartPlanner
 from marius_oac.nodes.shards.placement import Placement
 from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
 from marius_oac.nodes.shards.spans import SpanClient, SpanServer
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.shards.values import ValueFormat
+from marius_oac.runs.arithmetic import Sample
 from marius_oac.runs.checkpoints.checkpoint import PLACEMENT, SERVES, Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, ShardedCheckpoint, layout_name
@@ -54,7 +55,6 @@ from marius_oac.runs.spread.handover import Handover
 from marius_oac.runs.task import Components, Peers, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.machine.topology import running_kernel
-from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.types import Plan, Step, present
 
@@ -286,25 +286,6 @@ class ShardedTask(Task):
     def _factor(self, plan: Plan) -> float:
         return self.config.training.optimizer.decay**plan.data.epoch
 
-    def measure(self, batches: Sequence[int]) -> np.ndarray:
-        """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""
-        found = np.zeros(self.placement.num_shards, np.int64)
-        if not self.peers.trains:
-            return found
-        costs = [LookupCost(found.size) for _ in self.rows.formats]
-        with ExitStack() as stack:
-            told = Progress("measuring look-ups", "batches", len(batches)) if self.peers.leads else None
-            progress = stack.enter_context(told) if told else None
-            planner = with_share(self.rows.planner(stack), self.share)
-            for number in batches:
-                for cost, shards in zip(costs, self.rows.shards(planner.plan(number)), strict=True):
-                    cost.add(shards)
-                if progress:
-                    progress.add(1)
-        for values, cost in zip(self.rows.formats, costs, strict=True):
-            found += values.nbytes * cost.lookups
-        return found
-
     def has(self, split: Split) -> bool:
         """See `Task.has`."""
         return self.task.has(split)
@@ -332,6 +313,10 @@ class ShardedTask(Task):
     def _together(self, parts: Components, make: Callable[[Sharing], Any]) -> Any:
         with lent_dense(self.peers, self.group, parts.step):
             return SharedEvaluation(self.group, self.crowd.trains).evaluate(make)
+
+    def sample(self, device: torch.device, threads: int) -> Sample:
+        """See `Task.sample`."""
+        return self.task.sample(device, threads)
 
     def finish(self, folder: Path) -> None:
         """Adds nothing: no process has all keys, whose names a run on one machine keeps."""

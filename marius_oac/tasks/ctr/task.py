@@ -32,6 +32,7 @@ from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.nodes.shards.placement import FEWEST_SHARDS, NUM_SHARDS
+from marius_oac.runs.arithmetic import Sample
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.segments import LocalSegments
 from marius_oac.runs.spread.contract import Part
@@ -42,7 +43,7 @@ from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.keys.table import KeyTable, SharedKeys, shared_by_all
-from marius_oac.tasks.ctr import build
+from marius_oac.tasks.ctr import build, sample
 from marius_oac.tasks.ctr.distinct import DistinctIds
 from marius_oac.tasks.ctr.evaluate import evaluate_files
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
@@ -184,6 +185,10 @@ class CtrTask(Task):
         """See `Task.make_step`."""
         network = build.make_ctr_network(self.config)
         return build.make_ctr_step(self.config, self.features, network, device, threads, update)
+
+    def sample(self, device: torch.device, threads: int) -> Sample:
+        """See `Task.sample`."""
+        return sample.clicks(self.config, self.features, device, threads)
 
     @property
     def num_shards(self) -> int:

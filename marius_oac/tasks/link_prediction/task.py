@@ -26,12 +26,13 @@ from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep, relation_width
+from marius_oac.runs.arithmetic import Sample
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.task import Components, Schedule
 from marius_oac.runtime.files.scratch import scratch_folder
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.graph import TaskOnGraph, entity_layout, order_fingerprint
-from marius_oac.tasks.link_prediction import build
+from marius_oac.tasks.link_prediction import build, sample
 from marius_oac.tasks.link_prediction.memory import plan_memory
 
 BUCKETS = "buckets"
@@ -99,6 +100,11 @@ class GraphTask(TaskOnGraph):
         if self.encoder:
             return build.make_encoded_step(self.config, self.graph, self.encoder, device, threads, update)
         return build.make_step(self.config, self.graph, device, threads, update)
+
+    def sample(self, device: torch.device, threads: int) -> Sample:
+        """See `Task.sample`."""
+        relations = build.num_model_relations(self.config, self.graph)
+        return sample.links(self.config, relations, self.encoder, device, threads)
 
     def has(self, split: Split) -> bool:
         """Whether the split has edges."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marius_oac.batches import NodeBatch
 from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.data.batches.nodes import NodePlanner
 from marius_oac.data.graphs import identity
@@ -24,9 +25,11 @@ from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.heads.classes import ClassesHead, class_metrics
+from marius_oac.runs.arithmetic import Sample, picked
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.task import Components, Schedule
 from marius_oac.tasks.encoder.build import GraphEncoder
+from marius_oac.tasks.encoder.sample import SEEDS, encoded, rows_of
 from marius_oac.tasks.graph import TaskOnGraph, edges_in_memory, order_fingerprint
 from marius_oac.tasks.node_classification.memory import plan_memory
 
@@ -103,6 +106,12 @@ class NodeClassificationTask(TaskOnGraph):
     def make_step(self, device: torch.device, threads: int, update: Update) -> EncodedStep:
         """See `Task.make_step`."""
         return self.encoder.step(ClassesHead(device, threads), update, device, self.config.compute)
+
+    def sample(self, device: torch.device, threads: int) -> Sample:
+        """See `Task.sample`."""
+        step = self.make_step(device, threads, Update.here(self.config.training.optimizer))
+        data = encoded(self.encoder, NodeBatch(labels=picked(SEEDS, len(self.labels.names), 3)))
+        return Sample(step, data, rows_of(self.config))
 
     @property
     def validates_on_a_sample(self) -> bool:
