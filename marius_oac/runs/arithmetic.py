@@ -86,7 +86,7 @@ class Arithmetic(Described):
 
 
 def difference(ours: Arithmetic | None, theirs: Arithmetic | None) -> str:
-    """What two runs had installed otherwise, where a batch has other bits for it; else empty."""
+    """What two runs had installed otherwise, where other bits are to be expected of it; else empty."""
     if ours is None or theirs is None or ours.computes_as(theirs):
         return ""
     return ours.unlike(theirs)

@@ -52,7 +52,7 @@ class Comparison:
     second: str
     differences: tuple[Difference, ...]
     installations: str = ""
-    """What the first run was trained with, and not the second, where a batch has other bits for it."""
+    """What the first run was trained with, and not the second, where other bits come of it."""
 
     @property
     def same(self) -> bool:
@@ -63,7 +63,7 @@ class Comparison:
         verdict = "the same bits" if self.same else "different"
         lines = [f"{self.first} and {self.second}: {verdict}", *(f"  {one}" for one in self.differences)]
         if self.installations:
-            lines.append(f"  a batch has other bits where the first was trained: {self.installations}")
+            lines.append(f"  other bits are to be expected where the first was trained: {self.installations}")
         return "\n".join(lines)
 
 

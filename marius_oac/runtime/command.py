@@ -21,7 +21,7 @@ from typing import cast
 
 from marius_oac.errors import InputError, Interrupted, MariusOacError
 from marius_oac.runtime import console
-from marius_oac.runtime.signals import STOPPING, Requests, signal_behind, stopped_by_signals
+from marius_oac.runtime.signals import Requests, signal_behind, stopped_by_signals
 
 _OF_THE_MACHINE = frozenset((
     errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE,
@@ -51,12 +51,11 @@ def run_command(program: str, work: Callable[[], int | None]) -> int:
 
 def end_at_once(code: int) -> int:
     """Ends this process with an exit code: to take apart what was imported takes Python half a second. What is to be
-    done at the end is done, and output is written; a signal that comes now is too late to change the code. Where other
-    threads go on, it returns the code instead."""
+    done at the end is done, and output is written; a SIGTERM, as an agent sends it to all, is too late to change the
+    code, and Ctrl-C still ends what hangs. Where other threads go on, it returns the code instead."""
     if threading.active_count() > 1:
         return code
-    for each in STOPPING:
-        signal.signal(each, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit._run_exitfuncs()
     console.let_go()
     os._exit(code)

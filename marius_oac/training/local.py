@@ -270,7 +270,7 @@ def note_arithmetic(session: Session, folder: RunFolder) -> None:
         for rank, other in enumerate(others, 1):
             if not other.computes_as(first):
                 logger.warning(
-                    f"a batch has other bits in process {rank} than in the first ({other.unlike(first)}): "
+                    f"other bits are to be expected of process {rank} than of the first ({other.unlike(first)}): "
                     "bits depend on which process trains what"
                 )
     folder.note_arithmetic(here)

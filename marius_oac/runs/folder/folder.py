@@ -272,7 +272,7 @@ class RunFolder:
             self._write_about(self.about.model_copy(update={"arithmetic": here}))
         elif not here.computes_as(began):
             logger.warning(
-                f"a batch has other bits here than where this run began ({here.unlike(began)}): "
+                f"other bits are to be expected here than where this run began ({here.unlike(began)}): "
                 "the last bits may differ from those of an uninterrupted run"
             )
 
