@@ -1,18 +1,17 @@
 """Evaluates link prediction on a set of edges: each edge's tail is ranked among the candidates for (head, relation, ?),
 and its head among those for (?, relation, tail).
 
-Entities are read block by block, so memory is bounded for any number of them. Queries are sorted by their answers and
-cut into tiles, so that a tile's answers are in one block or in adjacent ones. Their scores are taken from the products
-that also score the other candidates. A tile counts from the block of its last answer on; a second sweep counts the
-earlier blocks.
+Entities are read block by block, so memory is bounded for any number of them. Queries are cut into tiles. Threads score
+tiles, and count, piece by piece, the candidates of a block that are better than the answers. No scores are kept.
 """
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,8 +26,6 @@ from marius_oac.evaluation.ranks import (
     Candidates,
     RankingMetrics,
     SideMetrics,
-    count_on_cpu,
-    count_on_device,
     doubled_ranks,
     known_columns,
     own_columns,
@@ -38,6 +35,7 @@ from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.kernels.cpu.random import stream_key
 from marius_oac.kernels.cpu.ranks import NAN
 from marius_oac.runtime.progress import Progress
+from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.types import Side
 
 DRAW_EDGES = 1024  # consecutive edges that share drawn candidates; the draw for a seed depends on it
@@ -156,10 +154,14 @@ def _counts(
     if known is not None and known.num_queries != len(edges):
         raise ValueError(f"known answers of {known.num_queries} edges, but {len(edges)} are to be ranked")
     num_candidates = drawn.count if drawn else scorer.entities.num_rows
-    ranking = _Ranking(scorer, edges, known, Blocks.fit(scorer, num_candidates, memory), among)
     scores = 2 * len(among.share(len(edges))) * num_candidates
-    with torch.inference_mode(), Progress("ranking", "scores", scores, shown=among.rank == 0) as progress:
-        ranking.against_drawn(drawn, progress) if drawn else ranking.against_all(progress)
+    with (
+        torch.inference_mode(),
+        scorer.threads() as threads,
+        Progress("ranking", "scores", scores, shown=among.rank == 0) as progress,
+    ):
+        ranking = _Ranking(scorer, edges, known, Blocks.fit(scorer, num_candidates, memory), among, threads, progress)
+        ranking.against_drawn(drawn) if drawn else ranking.against_all()
         ranking.collect()
     return ranking.counts
 
@@ -172,7 +174,7 @@ class _Tile:
         targets: ids of the answers, int64 [n].
         vectors: the queries, float32 [>= n, D], padded.
         true: scores of the answers, float32 [n], once they are known.
-        counts: int64 [5, n], see `ranks.BETTER`.
+        counts: int64 [5, n], see `kernels.cpu.ranks.BETTER`.
     """
 
     def __init__(self, scorer: LinkScorer, edges: np.ndarray, answers: Answers | None, side: Side, places: np.ndarray):
@@ -183,117 +185,91 @@ class _Tile:
         self.true = torch.zeros(len(places), device=scorer.device)
         self.counts = torch.zeros((5, len(places)), dtype=torch.int64, device=scorer.device)
 
-    def settle(self, scores: torch.Tensor, candidates: Candidates) -> None:
-        """Copies the answers' scores from a block of entities, which may hold some of them."""
-        own = own_columns(self.targets, candidates)
-        indices = np.flatnonzero(np.diff(own.offsets)), own.columns
-        rows, columns = (torch.from_numpy(index).to(scores.device) for index in indices)
-        self.true[rows] = scores[rows, columns]
+    def settle(self, scorer: LinkScorer) -> None:
+        """Scores the answers."""
+        self.true = scorer.own_scores(self.vectors, self.targets)
 
-    def count(self, scores: torch.Tensor, candidates: Candidates) -> None:
-        """Compares the answers with the candidates of a block."""
+    def count(self, scorer: LinkScorer, vectors: torch.Tensor, candidates: Candidates) -> None:
+        """Compares the answers with the candidates of a block, which have these vectors."""
         own = own_columns(self.targets, candidates)
         known = known_columns(self._answers, self.places, candidates)
-        if scores.device.type == "cpu":
-            true, counts = self.true.numpy(), self.counts.numpy()
-            count_on_cpu(scores.numpy(), true, counts, own, known, len(candidates))
-        else:
-            count_on_device(scores, self.true, self.counts, own, known, len(candidates))
+        scorer.count(self.vectors, vectors, self.true, own, known, len(candidates), self.counts)
 
 
 class _Ranking:
-    """The state of an evaluation; `counts` is int64 [2, 5, E], by `Side`, see `ranks.BETTER`. Those of other processes'
-    queries are 0 until `collect`."""
+    """The state of an evaluation; `counts` is int64 [2, 5, E], by `Side`, see `kernels.cpu.ranks.BETTER`. Those of
+    other processes' queries are 0 until `collect`."""
 
     def __init__(
-        self, scorer: LinkScorer, edges: np.ndarray, known: KnownAnswers | None, blocks: Blocks, among: Sharing
-    ) -> None:
+        self, scorer: LinkScorer, edges: np.ndarray, known: KnownAnswers | None, blocks: Blocks, among: Sharing,
+        threads: ThreadPool, progress: Progress,
+    ) -> None:  # fmt: skip
         self._scorer, self._edges, self._known, self._blocks = scorer, edges, known, blocks
-        self._among, self._own = among, among.share(len(edges))
-        self._orders: dict[Side, np.ndarray] = {}
-        """The edges' indices in the order in which processes have their shares."""
+        self._among, self._own, self._threads, self._progress = among, among.share(len(edges)), threads, progress
         self.counts = np.zeros((len(Side), 5, len(edges)), np.int64)
 
-    def against_all(self, progress: Progress) -> None:
+    def against_all(self) -> None:
+        """Ranks the answers among all entities."""
+        size, number, step = self._blocks.tile, self._scorer.entities.num_rows, self._blocks.block
         parts = []
         for side, column in ((Side.HEAD, 0), (Side.TAIL, -1)):
-            # A share of neighbouring answers is as few blocks as a tile of one process.
-            order = self._orders[side] = np.argsort(self._edges[:, column], kind="stable")
-            own = order[self._own.start : self._own.stop]
-            parts += [(side, own[i : i + self._blocks.tile]) for i in range(0, len(own), self._blocks.tile)]
-        at_once = max(self._blocks.queries // self._blocks.tile, 1)
+            # Answers are read in the order of a table that may be on disk.
+            order = np.argsort(self._edges[self._own.start : self._own.stop, column], kind="stable") + self._own.start
+            parts += [(side, order[i : i + size]) for i in range(0, len(order), size)]
+        at_once = max(self._blocks.queries // size, 1)
         for first in range(0, len(parts), at_once):
-            tiles = [self._tile(side, places) for side, places in parts[first : first + at_once]]
-            self._sweep(tiles, progress)
-            self._finish(tiles)
+            blocks = (range(i, min(i + step, number)) for i in range(0, number, step))
+            self._rank(parts[first : first + at_once], blocks)
 
-    def against_drawn(self, drawn: DrawnCandidates, progress: Progress) -> None:
-        entities, (tile_size, block_size) = self._scorer.entities, (self._blocks.tile, self._blocks.block)
-        self._orders = dict.fromkeys(Side, np.arange(len(self._edges)))
+    def against_drawn(self, drawn: DrawnCandidates) -> None:
+        """Ranks the answers among drawn candidates."""
+        size, step = self._blocks.tile, min(self._blocks.block, self._blocks.listed)
         groups = np.arange(self._own.start, self._own.stop) // DRAW_EDGES
         for group in np.unique(groups).tolist():
             places = self._own.start + np.flatnonzero(groups == group)
             for side in Side:
-                tiles = [self._tile(side, places[i : i + tile_size]) for i in range(0, len(places), tile_size)]
-                for tile in tiles:
-                    scores = self._scorer.scores(tile.vectors, self._scorer.vectors(tile.targets))
-                    tile.true = scores.diagonal()[: len(tile.places)].contiguous()
-                candidates = drawn.draw(entities.num_rows, side, group)
-                for i in range(0, len(candidates), block_size):
-                    block = candidates[i : i + block_size]
-                    vectors = self._scorer.vectors(block)
-                    for tile in tiles:
-                        self._count(tile, self._scorer.scores(tile.vectors, vectors), block, progress)
-                self._finish(tiles)
+                candidates = drawn.draw(self._scorer.entities.num_rows, side, group)
+                parts = [(side, places[i : i + size]) for i in range(0, len(places), size)]
+                self._rank(parts, (candidates[i : i + step] for i in range(0, len(candidates), step)))
 
-    def _sweep(self, tiles: Sequence[_Tile], progress: Progress) -> None:
-        """Ranks tiles, whose targets ascend, against all entities."""
-        spans = [(tile, *(tile.targets[[0, -1]] // self._blocks.block)) for tile in tiles]
-        for number, (block, vectors) in enumerate(self._entity_blocks(self._scorer.entities.num_rows)):
-            for tile, first, last in spans:
-                if number >= first:
-                    scores = self._scorer.scores(tile.vectors, vectors)
-                    if number <= last:
-                        tile.settle(scores, block)
-                    if number >= last:
-                        self._count(tile, scores, block, progress)
-        entities_again = max(last for _, _, last in spans) * self._blocks.block
-        for number, (block, vectors) in enumerate(self._entity_blocks(entities_again)):
-            for tile, _, last in spans:
-                if number < last:
-                    self._count(tile, self._scorer.scores(tile.vectors, vectors), block, progress)
+    def _rank(self, parts: Sequence[tuple[Side, np.ndarray]], blocks: Iterable[Candidates]) -> None:
+        answers = [None, None] if self._known is None else self._known.sides
+        tiles = [_Tile(self._scorer, self._edges, answers[side], side, places) for side, places in parts]
+        for _ in self._together(tiles, lambda tile: tile.settle(self._scorer)):
+            pass
+        for block in blocks:
+            vectors = self._scorer.vectors(block)
+            count = partial(_Tile.count, scorer=self._scorer, vectors=vectors, candidates=block)
+            for now in self._together(tiles, count):
+                self._check(now)
+                self._progress.add(sum(len(tile.places) for tile in now) * len(block))
+        for tile in tiles:
+            self.counts[tile.side][:, tile.places] = tile.counts.cpu().numpy()
 
-    def _entity_blocks(self, stop: int) -> Iterator[tuple[range, torch.Tensor]]:
-        for first in range(0, stop, self._blocks.block):
-            block = range(first, min(first + self._blocks.block, stop))
-            yield block, self._scorer.vectors(block)
+    def _together(self, tiles: Sequence[_Tile], work: Callable[[_Tile], None]) -> Iterator[Sequence[_Tile]]:
+        """Does the work of some tiles after others, and yields them; few at a time, since signals and other processes
+        wait for them."""
+        for i in range(0, len(tiles), 2 * self._threads.count):
+            now = tiles[i : i + 2 * self._threads.count]
+            self._threads.run([partial(work, tile) for tile in now])
+            yield now
+            self._among.turn()
 
-    def _tile(self, side: Side, places: np.ndarray) -> _Tile:
-        answers = None if self._known is None else self._known.sides[side]
-        return _Tile(self._scorer, self._edges, answers, side, places)
-
-    def _count(self, tile: _Tile, scores: torch.Tensor, candidates: Candidates, progress: Progress) -> None:
-        tile.count(scores, candidates)
-        if tile.counts[NAN].any():
-            place = tile.places[int(tile.counts[NAN].argmax())]
-            raise MariusOacError(
-                f"a score is NaN, for the {tile.side.name.lower()} of edge {place} of the evaluated ones: the "
-                "embeddings hold NaN, or are so large that their products overflow"
-            )
-        progress.add(len(tile.places) * len(candidates))
-        self._among.turn()
+    def _check(self, tiles: Sequence[_Tile]) -> None:
+        for tile in tiles:
+            if tile.counts[NAN].any():
+                place = tile.places[int(tile.counts[NAN].argmax())]
+                raise MariusOacError(
+                    f"a score is NaN, for the {tile.side.name.lower()} of edge {place} of the evaluated ones: the "
+                    "embeddings hold NaN, or are so large that their products overflow"
+                )
 
     def collect(self) -> None:
         """Completes the counts on the leading process. Collective."""
         if self._among.count == 1:
             return
-        for side, order in self._orders.items():
-            counts = self.counts[side]
-            mine = np.ascontiguousarray(counts[:, order[self._own.start : self._own.stop]].T)
+        for counts in self.counts:
+            mine = np.ascontiguousarray(counts[:, self._own.start : self._own.stop].T)
             found = self._among.collected(io.BytesIO(mine.tobytes()), counts.nbytes)
             if self._among.rank == 0:
-                counts[:, order] = np.frombuffer(found.read(), np.int64).reshape(-1, len(counts)).T
-
-    def _finish(self, tiles: Sequence[_Tile]) -> None:
-        for tile in tiles:
-            self.counts[tile.side][:, tile.places] = tile.counts.cpu().numpy()
+                counts[:] = np.frombuffer(found.read(), np.int64).reshape(-1, len(counts)).T

@@ -64,7 +64,11 @@ def predict(
     relations = None if relation is None else graph.relation_ids([relation])
     excluded = _known(graph, node, relations, side) if filtered else np.empty(0, np.int64)
     blocks = Blocks.fit(scorer, scorer.entities.num_rows, memory)
-    with torch.inference_mode(), Progress("scoring", "entities", scorer.entities.num_rows) as progress:
+    with (
+        torch.inference_mode(),
+        scorer.threads(),
+        Progress("scoring", "entities", scorer.entities.num_rows) as progress,
+    ):
         query = scorer.queries(node, relations, side)
         ids, scores = _best(scorer, query, blocks, top, excluded, progress)
     return [Prediction(*pair) for pair in zip(graph.node_names(ids), scores.tolist(), strict=True)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from marius_oac.kernels.cpu.ranks import (
     KNOWN_BETTER,
     KNOWN_EQUAL,
     NAN,
-    count,
+    Columns,
     find_among,
     find_in_range,
 )
@@ -32,13 +32,6 @@ NO_METRICS: Mapping[str, Any] = MappingProxyType({})
 
 Candidates = range | np.ndarray
 """Ids of the candidates of a block: consecutive entities, or drawn ones, int64 [m], ascending, perhaps repeated."""
-
-
-class Columns(NamedTuple):
-    """A set of columns for each of n rows of scores: those of row i are `columns[offsets[i] : offsets[i + 1]]`."""
-
-    offsets: np.ndarray  # int64 [n + 1]
-    columns: np.ndarray  # int64 [offsets[n]]
 
 
 @dataclass(frozen=True)
@@ -111,64 +104,52 @@ def doubled_ranks(counts: np.ndarray, filtered: bool) -> np.ndarray:
 def own_columns(targets: np.ndarray, candidates: Candidates) -> Columns:
     """The columns of the targets, int64 [n], among the candidates."""
     if isinstance(candidates, range):
-        inside = (targets >= candidates.start) & (targets < candidates.stop)
-        return Columns(_offsets(inside), targets[inside] - candidates.start)
-    low, high = np.searchsorted(candidates, targets, "left"), np.searchsorted(candidates, targets, "right")
-    offsets = _offsets(high - low)
-    return Columns(offsets, np.arange(offsets[-1]) + np.repeat(low - offsets[:-1], high - low))
+        first, inside = np.arange(len(targets)), (targets >= candidates.start) & (targets < candidates.stop)
+        return Columns(first, first + inside, targets, candidates.start)
+    first, last = np.searchsorted(candidates, targets, "left"), np.searchsorted(candidates, targets, "right")
+    return Columns(first, last, np.arange(len(candidates)), 0)
 
 
 def known_columns(answers: Answers | None, queries: np.ndarray, candidates: Candidates) -> Columns:
-    """The columns of the queries' known answers, except each query's own, among the candidates; queries int64 [n]."""
-    offsets = np.zeros(len(queries) + 1, np.int64)
+    """The columns of the known answers of queries, int64 [n], among the candidates."""
+    none = no_columns(len(queries))
     if answers is None:
-        return Columns(offsets, np.empty(0, np.int64))
-    find, where = find_among, list[Any]([candidates])
+        return none
+    known = (answers.groups, answers.offsets, answers.ids, queries)
     if isinstance(candidates, range):
-        find, where = find_in_range, [candidates.start, candidates.stop]
-    known = (answers.groups, answers.own, answers.offsets, answers.ids)
-    find(*known, queries, *where, np.empty(0, np.int64), offsets)  # how many
+        find_in_range(*known, candidates.start, candidates.stop, none.first, none.last)
+        return Columns(none.first, none.last, answers.ids, candidates.start)
+    offsets = np.zeros(len(queries) + 1, np.int64)
+    find_among(*known, candidates, none.values, offsets)  # how many
     columns = np.empty(offsets[-1], np.int64)
-    find(*known, queries, *where, columns, offsets)
-    return Columns(offsets, columns)
+    find_among(*known, candidates, columns, offsets)
+    return Columns(offsets[:-1].copy(), offsets[1:], columns, 0)
 
 
-def count_on_cpu(
-    scores: np.ndarray, true: np.ndarray, counts: np.ndarray, own: Columns, known: Columns, width: int
-) -> None:
-    """Adds the comparisons of a block of scores to the counts.
-
-    Args:
-        scores: float32 [>= n, >= width], C order; only [n, width] are used.
-        true: the scores of the n queries' answers, float32 [n].
-        counts: int64 [5, n], see `BETTER`.
-        own: the columns of the answers themselves, which are not counted.
-        known: the columns of other known answers.
-        width: the number of candidates.
-    """
-    count(scores, true, own.offsets, own.columns, known.offsets, known.columns, width, counts)
+def no_columns(count: int) -> Columns:
+    """Of so many queries none."""
+    return Columns(np.zeros(count, np.int64), np.zeros(count, np.int64), np.empty(0, np.int64), 0)
 
 
 def count_on_device(
     scores: torch.Tensor, true: torch.Tensor, counts: torch.Tensor, own: Columns, known: Columns, width: int
 ) -> None:
-    """The same as `count_on_cpu` with torch; `scores`, `true` and `counts` are tensors on the same device."""
+    """The same as the kernel `count_scores`; `scores`, `true` and `counts` are tensors on the same device."""
     scores, answers = scores[: len(true), :width], true[:, None]
     better, equal = scores > answers, scores == answers
-    counts[BETTER] += better.sum(1) - _sums_at(better, own)
-    counts[EQUAL] += equal.sum(1) - _sums_at(equal, own)
-    counts[KNOWN_BETTER] += _sums_at(better, known)
-    counts[KNOWN_EQUAL] += _sums_at(equal, known)
+    for flags, all_of, of_known in ((better, BETTER, KNOWN_BETTER), (equal, EQUAL, KNOWN_EQUAL)):
+        answer = _sums_at(flags, own)
+        counts[all_of] += flags.sum(1) - answer
+        counts[of_known] += _sums_at(flags, known) - answer
     counts[NAN] += scores.isnan().sum(1) + true.isnan()
 
 
 def _sums_at(flags: torch.Tensor, places: Columns) -> torch.Tensor:
     """For each row of `flags`, bool [n, width], how many of its columns are true, int64 [n]."""
-    indices = np.repeat(np.arange(len(flags)), np.diff(places.offsets)), places.columns
+    sizes = places.last - places.first
+    begins = np.cumsum(sizes) - sizes
+    values = np.arange(sizes.sum()) + np.repeat(places.first - begins, sizes)
+    indices = np.repeat(np.arange(len(flags)), sizes), places.values[values] - places.shift
     rows, columns = (torch.from_numpy(index).to(flags.device) for index in indices)
     sums = torch.zeros(len(flags), dtype=torch.int64, device=flags.device)
     return sums.index_add_(0, rows, flags[rows, columns].long())
-
-
-def _offsets(sizes: np.ndarray) -> np.ndarray:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))

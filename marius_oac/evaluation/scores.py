@@ -1,10 +1,9 @@
 """A trained model as a function from queries to scores, over entities that are read block by block.
 
 A score has the same bits in every block, so equal embeddings tie exactly, and ranks don't depend on the sizes of blocks
-or the number of threads. For that, matrix products need queries and candidates padded to multiples of 16 rows, since
-they round differently at ragged edges. Distances on the CPU are summed by our kernels, one candidate per vector lane,
-in the order of the dimensions. On a GPU libraries choose the kernel, and so the rounding, by the shape. There all
-scores are computed in pieces of one shape.
+or the number of threads. For that, all scores are computed in pieces of one shape, padded with zeros: libraries choose
+the kernel, and so the rounding, by the shape. Distances on the CPU are summed by our kernels, one candidate per vector
+lane, in the order of the dimensions.
 """
 
 from __future__ import annotations
@@ -19,27 +18,30 @@ import numpy as np
 import torch
 
 from marius_oac.config.link_prediction import ModelConfig
-from marius_oac.evaluation.ranks import Candidates
-from marius_oac.kernels.cpu.decoders import L2, MODULI
-from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.evaluation.ranks import Candidates, count_on_device, no_columns
+from marius_oac.kernels.cpu import ranks as kernels
+from marius_oac.kernels.cpu.decoders import INNER
 from marius_oac.kernels.cpu.own_scores import score_own
+from marius_oac.kernels.cpu.ranks import Columns
 from marius_oac.models.compute.device_products import products_on
 from marius_oac.models.compute.parts import blaming_own
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.link_prediction.decoders import KEY, Decoder, make_decoder
+from marius_oac.runtime import blas
+from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.snapshots import RowArray
 from marius_oac.types import Side, present
 
-GRAIN = 16  # queries and candidates are padded to multiples of it
+GRAIN = 16  # candidates of a query's own are padded to a multiple of it
 MIN_TILE = 64  # queries; fewer would be inefficient
+CPU_TILE = 512  # queries, so many for each piece of work of a thread
 CPU_BLOCK = 1 << 14  # candidates
 CPU_SCORE_BYTES = 96 << 20  # 8 million scores; more would not fit the caches
 DEVICE_BLOCK = 1 << 16
-DEVICE_PRODUCTS = (512, 1 << 13)  # queries and candidates of a piece
-DEVICE_DISTANCES = (16, 1 << 12)  # smaller, since a piece has a difference for each dimension
+PRODUCTS = (2048, 2048)  # queries and candidates of a piece
+DISTANCES = (64, 1 << 10)  # smaller, since a piece has a difference for each dimension
 SCORE_BYTES = 12  # of a score and the column of a known answer
-STRIP = 512  # candidates whose distances a core sums at once; they fit its caches with their embeddings
 
 
 @dataclass(frozen=True)
@@ -101,24 +103,21 @@ class LinkScorer:
         return make_decoder(self.model)
 
     @cached_property
-    def _distance(self) -> int | None:
-        """The kernel that computes the scores; None: the decoder computes them."""
-        if self.device.type != "cpu":
-            return None
-        return present(self.decoder.compiled).similarity if self.decoder.distance else None
+    def _sgemm(self) -> int:
+        return blas.sgemm()
 
-    @property
-    def _in_pieces(self) -> bool:
-        """Whether scores are computed in pieces of one shape, since their rounding may depend on it."""
-        return self.device.type != "cpu" or self.decoder.compiled is None
+    @cached_property
+    def on_cores(self) -> bool:
+        """Whether kernels compute the scores, each on the thread that calls it. Else torch does."""
+        mine = self.decoder.compiled
+        return self.device.type == "cpu" and mine is not None and (mine.similarity != INNER or self._sgemm > 0)
 
     @property
     def piece(self) -> tuple[int, int]:
-        """Queries and candidates are padded to multiples of these numbers. A GPU, or a decoder of yours, scores so many
-        a time."""
-        if not self._in_pieces:
-            return GRAIN, GRAIN
-        return DEVICE_DISTANCES if self.decoder.distance or self.decoder.compiled is None else DEVICE_PRODUCTS
+        """Queries and candidates of a piece; theirs are padded to multiples of these numbers."""
+        if self.on_cores:
+            return kernels.ROWS, kernels.COLUMNS
+        return DISTANCES if self.decoder.distance or self.decoder.compiled is None else PRODUCTS
 
     def queries(self, given: np.ndarray, relations: np.ndarray | None, side: Side) -> torch.Tensor:
         """The queries for the ends on `side`, float32 [>= n, D], padded with zero rows.
@@ -141,41 +140,85 @@ class LinkScorer:
         return padded
 
     def vectors(self, candidates: Candidates) -> torch.Tensor:
-        """The embeddings of m candidates for `scores`: float32 [D, >= m], padded with zero columns."""
+        """The embeddings of m candidates for `scores`, padded with zeros: float32 [pieces, D, columns of a piece] for
+        kernels, else [>= m, D]."""
         if isinstance(candidates, range):
             values = self.entities.read(np.arange(candidates.start, candidates.stop))
         else:
             values = self.entities.take(candidates)
-        count = rounded_up(len(values), self.piece[1])
-        if self._distance is None:
-            padded = np.zeros((count, self.entities.dimension), np.float32).T
-        else:
-            padded = np.zeros((self.entities.dimension, count), np.float32)
-        padded[:, : len(values)] = values.T
-        vectors = torch.from_numpy(padded).to(self.device)
-        # Bits of a user's products may depend on the address; torch's own memory is aligned.
-        return vectors.clone() if self.decoder.compiled is None and self.device.type == "cpu" else vectors
+        (_, columns), dimension = self.piece, self.entities.dimension
+        count = rounded_up(len(values), columns)
+        if not self.on_cores:
+            padded = np.zeros((count, dimension), np.float32)
+            padded[: len(values)] = values
+            # Bits of a user's products may depend on the address; torch's own memory is aligned.
+            return torch.from_numpy(padded).to(self.device, copy=True)
+        whole = len(values) // columns
+        panels = np.zeros((count // columns, dimension, columns), np.float32)
+        panels[:whole] = values[: whole * columns].reshape(whole, columns, dimension).transpose(0, 2, 1)
+        if whole < len(panels):
+            panels[whole, :, : len(values) - whole * columns] = values[whole * columns :].T
+        return torch.from_numpy(panels)
 
     def scores(self, queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """The scores, float32 [n, m], C order, of queries [n, D] and vectors [D, m], both padded."""
-        if self._in_pieces:
+        """The scores, float32 [n, >= m], C order, of queries [n, D] and `vectors`, both padded; within `threads`."""
+        if not self.on_cores:
             with self._by_decoder(), self._one_thread():
-                return self._by_pieces(queries, vectors.T)
-        if self._distance is None:
-            with self._by_decoder():
-                return self.decoder.score(queries, vectors.T).contiguous()
-        scores = torch.empty(len(queries), vectors.shape[1])
-        arrays = queries.numpy(), vectors.numpy(), scores.numpy()
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+                return self._by_pieces(queries, vectors)
+        (rows, columns), piece = self.piece, np.empty(self.piece, np.float32)
+        scores = np.empty((len(queries), len(vectors) * columns), np.float32)
+        true, counts, none = torch.zeros(rows), torch.zeros((5, rows), dtype=torch.int64), no_columns(rows)
+        for i in range(0, len(scores), rows):
+            for p in range(len(vectors)):
+                part = queries[i : i + rows], vectors[p : p + 1]
+                self._rank(*part, piece, true, none, none, columns, counts)
+                scores[i : i + rows, p * columns : (p + 1) * columns] = piece
+        return torch.from_numpy(scores)
+
+    def own_scores(self, queries: torch.Tensor, candidates: np.ndarray) -> torch.Tensor:
+        """The score of each query, padded, with one candidate, int64 [n]: float32 [n]."""
+        rows = self.piece[0]
+        starts = range(0, len(candidates), rows)
+        parts = ((queries[i : i + rows], self.vectors(candidates[i : i + rows])) for i in starts)
+        return torch.cat([self.scores(*part).diagonal()[:rows] for part in parts])[: len(candidates)].contiguous()
+
+    def count(
+        self, queries: torch.Tensor, vectors: torch.Tensor, true: torch.Tensor, own: Columns, known: Columns,
+        width: int, counts: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Adds to the counts what the scores of n queries and `width` candidates have, see `kernels.rank`; within
+        `threads`.
+
+        Args:
+            true: the scores of the queries' answers, float32 [n].
+            counts: int64 [5, n], see `kernels.BETTER`.
+            own, known: the columns of the answers themselves, and of all known ones.
+        """
+        if self.on_cores:
+            self._rank(queries, vectors, np.empty(self.piece, np.float32), true, own, known, width, counts)
+            return
+        scores = self.scores(queries, vectors)
+        if scores.device.type == "cpu":
+            kernels.count_scores(scores.numpy(), true.numpy(), own, known, width, counts.numpy())
+        else:
+            count_on_device(scores, true, counts, own, known, width)
+
+    @contextmanager
+    def threads(self) -> Iterator[ThreadPool]:
+        """A pool of threads that score. Within the block each product is computed by the thread that asks for it."""
+        with blas.one_thread_per_product() if self.on_cores else nullcontext():
+            pool = ThreadPool(torch.get_num_threads() if self.on_cores else 1)
             try:
-                starts = range(0, len(scores), GRAIN)
-                parts = [threads.submit(_sum_distances, self._distance, first, *arrays) for first in starts]
-                for part in parts:
-                    part.result()
-            except BaseException:  # after a signal, parts that have not begun are dropped
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
-        return scores
+                yield pool
+            finally:
+                pool.close()
+
+    def _rank(
+        self, queries: torch.Tensor, vectors: torch.Tensor, piece: np.ndarray, true: torch.Tensor, own: Columns,
+        known: Columns, width: int, counts: torch.Tensor,
+    ) -> None:  # fmt: skip
+        kind, given = present(self.decoder.compiled).similarity, (queries.numpy(), vectors.numpy(), piece)
+        kernels.rank(kind, self._sgemm, *given, true.numpy(), own, known, width, counts.numpy())
 
     def among(self, given: np.ndarray, relations: np.ndarray | None, side: Side, candidates: np.ndarray) -> np.ndarray:
         """Scores of each query with candidates of its own, float32 [n, m]. Candidates with equal embeddings have the
@@ -238,24 +281,30 @@ class Blocks:
         tile: queries that are scored at once.
         block: candidates that they are scored against.
         queries: queries that are kept for the next block.
+        listed: candidates whose known answers are listed at once, where these are drawn.
     """
 
     tile: int
     block: int
     queries: int
+    listed: int = CPU_BLOCK
 
     @classmethod
     def fit(cls, scorer: LinkScorer, num_candidates: int, memory: int) -> Blocks:
         """Sizes that need `memory` MiB, half for scores and a quarter each for candidates and queries, but at least
         one piece of scores."""
         budget, dimension, (rows, columns) = memory << 20, scorer.entities.dimension, scorer.piece
-        on_cpu = scorer.device.type == "cpu"
-        scores = min(budget // 2, CPU_SCORE_BYTES if on_cpu else budget) // SCORE_BYTES
-        limits = (CPU_BLOCK if on_cpu else DEVICE_BLOCK, budget // 4 // (12 * dimension), scores // max(MIN_TILE, rows))
-        block = min(rounded_up(num_candidates, columns), *(_rounded_down(limit, columns) for limit in limits))
-        queries = budget // 4 // (8 * dimension + 128)
+        limit = CPU_BLOCK if scorer.device.type == "cpu" else DEVICE_BLOCK
+        block = min(rounded_up(num_candidates, columns), limit, _rounded_down(budget // 4 // (12 * dimension), columns))
+        queries = max(rows, budget // 4 // (8 * dimension + 128))
+        if scorer.on_cores:
+            tile = _rounded_down(min(CPU_TILE, queries), rows)
+            listed = budget // 2 // (8 * tile * torch.get_num_threads())
+            return cls(tile, block, queries, _rounded_down(listed, columns))
+        scores = min(budget // 2, CPU_SCORE_BYTES if scorer.device.type == "cpu" else budget) // SCORE_BYTES
+        block = min(block, _rounded_down(scores // max(MIN_TILE, rows), columns))
         tile = _rounded_down(min(scores // block, queries), rows)
-        return cls(tile, block, max(tile, queries))
+        return cls(tile, block, max(tile, queries), block)
 
 
 def rounded_up(count: int, grain: int) -> int:
@@ -265,31 +314,3 @@ def rounded_up(count: int, grain: int) -> int:
 
 def _rounded_down(count: int, grain: int) -> int:
     return max(count // grain, 1) * grain
-
-
-@compiled
-def _sum_distances(kind: int, first: int, queries: np.ndarray, vectors: np.ndarray, scores: np.ndarray) -> None:
-    """Writes the scores of the 16 queries from `first` on."""
-    width, count = vectors.shape
-    half = width // 2
-    for start in range(0, count, STRIP):
-        stop = min(start + STRIP, count)
-        for i in range(first, first + GRAIN):
-            sums = scores[i, start:stop]
-            sums[:] = 0
-            if kind == MODULI:
-                for k in range(half):
-                    re, im = queries[i, k], queries[i, half + k]
-                    re_there, im_there = vectors[k, start:stop], vectors[half + k, start:stop]
-                    for j in range(sums.size):
-                        x, y = re - re_there[j], im - im_there[j]
-                        sums[j] -= np.sqrt(x * x + y * y)
-                continue
-            for k in range(width):
-                here, there = queries[i, k], vectors[k, start:stop]
-                for j in range(sums.size):
-                    x = here - there[j]
-                    sums[j] -= x * x if kind == L2 else abs(x)
-            if kind == L2:
-                for j in range(sums.size):
-                    sums[j] = -np.sqrt(-sums[j])

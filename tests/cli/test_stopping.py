@@ -13,6 +13,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.errors import Interrupted
 from marius_oac.evaluation import scores as scoring
 from marius_oac.evaluation.binary_metrics import ClickMetrics
+from marius_oac.evaluation.link_prediction import evaluate
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.session import Session
@@ -128,44 +129,33 @@ def test_a_query_stops_at_once(capfd, tmp_path, monkeypatch):
     assert capfd.readouterr().err == "p: stopped\n" and list(tmp_path.iterdir()) == []
 
 
-def test_distances_that_nobody_waits_for_any_more_are_not_computed(monkeypatch, one_thread):
-    """The parts of a tile that have not begun when a signal comes."""
-    config = Config.build({"data": {"path": "g"}, "model": {"decoder": "transe", "dimension": 4}})
-    scorer = LinkScorer(config.model, EntityReader.of_array(np.ones((8, 4), np.float32)), torch.ones(1, 4))
-    submitted, cancelled, futures = threading.Event(), threading.Event(), []
+def test_tiles_that_nobody_waits_for_any_more_are_not_ranked(monkeypatch):
+    """Those that have not begun when a signal comes."""
+    config = Config.build({"data": {"path": "g"}, "model": {"decoder": "dot", "dimension": 4}})
+    scorer = LinkScorer(config.model, EntityReader.of_array(np.ones((8, 4), np.float32)))
+    counted, ranked = [], scoring.LinkScorer.count
 
-    def part(kind, first, *arrays):
-        assert submitted.wait(30)
-        if not first:  # again and again: one that comes just before a thread waits is heard when the wait ends
-            while not cancelled.wait(0.1):
-                os.kill(os.getpid(), signal.SIGINT)
+    def count(*given):
+        counted.append(threading.current_thread())
+        os.kill(os.getpid(), signal.SIGINT)
+        ranked(*given)
 
     def once(number, frame):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    class Pool(scoring.ThreadPoolExecutor):
-        def submit(self, work, kind, first, *arrays):
-            futures.append(super().submit(work, kind, first, *arrays))
-            if first == 304:
-                submitted.set()
-            return futures[-1]
-
-        def shutdown(self, wait=True, **options):
-            super().shutdown(wait, **options)
-            if not wait:
-                cancelled.set()
-
-    monkeypatch.setattr(scoring, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(scoring, "_sum_distances", part)
-    before = signal.signal(signal.SIGINT, once)
+    monkeypatch.setattr(scoring, "CPU_TILE", 64)
+    monkeypatch.setattr(scoring.LinkScorer, "count", count)
+    before, threads = signal.signal(signal.SIGINT, once), torch.get_num_threads()
+    torch.set_num_threads(2)
     try:
         with pytest.raises(KeyboardInterrupt):
-            scorer.scores(torch.ones(320, 4), torch.ones(4, 16))
+            evaluate(scorer, np.zeros((1280, 2), np.int64))
     finally:
+        torch.set_num_threads(threads)
         signal.signal(signal.SIGINT, before)
-        cancelled.set()
-    assert [future.cancelled() for future in futures] == [False] + 19 * [True]
+    assert 0 < len(counted) <= 4 < 2 * 1280 // 64
+    assert not any(thread.is_alive() for thread in counted if thread is not threading.main_thread())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

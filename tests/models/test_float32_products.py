@@ -119,7 +119,7 @@ def test_all_nodes(tmp_path, tensors):
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_scores(monkeypatch, tensors, in_pieces):
     scorer = make_scorer("complex", 1, 40, 3)
-    monkeypatch.setattr(scores.LinkScorer, "_in_pieces", in_pieces)
+    monkeypatch.setattr(scores.LinkScorer, "on_cores", not in_pieces)
     decoder = scorer.decoder
     query = decoder.query
     monkeypatch.setattr(decoder, "query", lambda *given: query(*given) @ torch.eye(4))  # as one of a user's may be

@@ -14,7 +14,7 @@ import pytest
 from marius_oac.config.sections import WorkersConfig
 from marius_oac.data.prepare.download import download
 from marius_oac.errors import Interrupted
-from marius_oac.evaluation import link_prediction
+from marius_oac.evaluation.scores import LinkScorer
 from marius_oac.kernels import ahead, once
 from marius_oac.pipeline.device import HostDevice
 from marius_oac.pipeline.rows import LocalRows
@@ -113,7 +113,7 @@ def test_that_no_stage_holds_a_batch_is_told_too(stall):
 
 
 IN_A_RUN = {
-    "an evaluation": (link_prediction, "count_on_cpu", r"ranking stands at [1-9][\d,]* of [\d,]+ scores", 2),
+    "an evaluation": (LinkScorer, "count", r"ranking stands at [\d,]+ of [\d,]+ scores", 2),
     "before its first block": (GraphTask, "evaluate", "valid is being evaluated", 1),
     "rows of a checkpoint": (NpyWriter, "write", "checkpoint 0000000025 is at table 'entities'", 2),
     "the rest of it": (checkpoint, "write_flushed", "checkpoint 0000000025 is being saved", 2),

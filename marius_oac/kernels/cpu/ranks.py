@@ -1,53 +1,140 @@
-"""Counts of better and equal candidates in blocks of scores, and columns of known answers; see `evaluation.ranks`."""
+"""Scores in pieces of one shape, and what is counted of each while it is in the cache; see `evaluation.ranks`.
+
+A product rounds by the shapes of its matrices, so pieces are padded: a score has the same bits wherever it stands.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.kernels.cpu.atomics import address_of
+from marius_oac.kernels.cpu.decoders import INNER, L2, MODULI
+from marius_oac.kernels.cpu.gemm import multiply
+from marius_oac.kernels.cpu.jit import compiled, float_compiled, float_inlined
 
 BETTER, EQUAL, KNOWN_BETTER, KNOWN_EQUAL, NAN = range(5)
-"""Rows of the counts of a block of queries, int64 [5, n]. The first four don't count the answer itself."""
+"""Rows of the counts of a block of queries, int64 [5, n]. The first two don't count the answer itself. The next two are
+of the known answers, without that one."""
+
+ROWS, COLUMNS = 64, 256
+"""Queries and candidates of a piece. Its scores fit a core's caches together with the embeddings."""
 
 
-@compiled
-def count(scores, true, own_offsets, own_columns, known_offsets, known_columns, width, counts):
-    for i in range(true.size):
-        row, answer = scores[i, :width], true[i]
-        better, equal, worse = 0, 0, 0
+class Columns(NamedTuple):
+    """A set of candidates for each of n queries: `values[first[i] : last[i]] - shift` are their columns, ascending.
+    What counts them moves `first` on."""
+
+    first: np.ndarray  # int64 [n]
+    last: np.ndarray  # int64 [n]
+    values: np.ndarray  # int64
+    shift: int
+
+
+@float_inlined
+def _score(kind, sgemm, queries, panel, count, width, piece):
+    """Writes the scores of queries [ROWS, D] and a panel [D, COLUMNS]; of distances, those of [count, width] alone."""
+    dimension = panel.shape[0]
+    half = dimension // 2
+    if kind == INNER:
+        left, right = (address_of(queries), dimension), (address_of(panel), COLUMNS)
+        multiply(sgemm, 0, ROWS, COLUMNS, dimension, left, right, (address_of(piece), COLUMNS))
+        return
+    for i in range(count):
+        sums = piece[i, :width]
         for j in range(width):
-            score = row[j]
-            better += score > answer
-            equal += score == answer
-            worse += score < answer
-        counts[NAN, i] += width - better - equal - worse + (answer != answer)
-        for k in range(own_offsets[i], own_offsets[i + 1]):
-            score = row[own_columns[k]]
-            better -= score > answer
-            equal -= score == answer
-        for k in range(known_offsets[i], known_offsets[i + 1]):
-            score = row[known_columns[k]]
-            counts[KNOWN_BETTER, i] += score > answer
-            counts[KNOWN_EQUAL, i] += score == answer
-        counts[BETTER, i] += better
-        counts[EQUAL, i] += equal
+            sums[j] = 0
+        if kind == MODULI:
+            for k in range(half):
+                re, im = queries[i, k], queries[i, half + k]
+                re_there, im_there = panel[k, :width], panel[half + k, :width]
+                for j in range(width):
+                    x, y = re - re_there[j], im - im_there[j]
+                    sums[j] -= np.sqrt(x * x + y * y)
+            continue
+        for k in range(dimension):
+            here, there = queries[i, k], panel[k, :width]
+            for j in range(width):
+                x = here - there[j]
+                sums[j] -= x * x if kind == L2 else abs(x)
+        if kind == L2:
+            for j in range(width):
+                sums[j] = -np.sqrt(-sums[j])
+
+
+@float_inlined
+def _compare(row, answer, first, places, i):
+    """How many of the places in a row of scores, which begins at column `first`, are better and equal."""
+    better, equal = 0, 0
+    k, end = places.first[i], first + row.size + places.shift
+    while k < places.last[i] and places.values[k] < end:
+        place = row[places.values[k] - places.shift - first]
+        better += place > answer
+        equal += place == answer
+        k += 1
+    places.first[i] = k
+    return better, equal
+
+
+@float_inlined
+def _count(row, first, i, answer, own, known, counts):
+    better, equal, worse = 0, 0, 0
+    for j in range(row.size):
+        better += row[j] > answer
+        equal += row[j] == answer
+        worse += row[j] < answer
+    counts[NAN, i] += row.size - better - equal - worse + (answer != answer)
+    own_better, own_equal = _compare(row, answer, first, own, i)
+    known_better, known_equal = _compare(row, answer, first, known, i)
+    counts[BETTER, i] += better - own_better
+    counts[EQUAL, i] += equal - own_equal
+    counts[KNOWN_BETTER, i] += known_better - own_better
+    counts[KNOWN_EQUAL, i] += known_equal - own_equal
+
+
+@float_compiled
+def count_scores(scores, true, own, known, width, counts):
+    """Adds to the counts, int64 [5, n], what `scores` [>= n, >= width] have; see `rank`."""
+    for i in range(true.size):
+        _count(scores[i, :width], 0, i, true[i], own, known, counts)
+
+
+@float_compiled
+def rank(kind, sgemm, queries, panels, piece, true, own, known, width, counts):
+    """Adds to the counts what the scores of n queries and `width` candidates have, piece by piece.
+
+    Args:
+        kind: a similarity of `decoders`.
+        sgemm: see `gemm.multiply`; not used by distances.
+        queries: float32 [n rounded up to ROWS, D].
+        panels: the candidates, float32 [width / COLUMNS rounded up, D, COLUMNS].
+        piece: float32 [ROWS, COLUMNS], for the scores; those of the last piece are left there.
+        true: the scores of the answers, float32 [n].
+        own: the `Columns` of the answers, so that they are not counted.
+        known: those of all known answers; the answer itself is one of them.
+    """
+    for start in range(0, true.size, ROWS):
+        count = min(ROWS, true.size - start)
+        for p in range(panels.shape[0]):
+            first = p * COLUMNS
+            columns = min(COLUMNS, width - first)
+            _score(kind, sgemm, queries[start : start + ROWS], panels[p], count, columns, piece)
+            for i in range(count):
+                _count(piece[i, :columns], first, start + i, true[start + i], own, known, counts)
 
 
 @compiled
-def find_in_range(groups, own, starts, ids, queries, first, last, columns, offsets):
-    """Counts the columns in `offsets`, and writes them to `columns` unless it is empty. `find_among` does the same."""
-    total = 0
+def find_in_range(groups, starts, ids, queries, start, stop, first, last):
+    """Where the answers of each query that are in [start, stop) begin and end among the `ids`."""
     for i in range(queries.size):
-        query = queries[i]
-        known = ids[starts[groups[query]] : starts[groups[query] + 1]]
-        for k in range(np.searchsorted(known, first), np.searchsorted(known, last)):
-            if known[k] != own[query]:
-                if columns.size:
-                    columns[total] = known[k] - first
-                total += 1
-        offsets[i + 1] = total
+        begin, end = starts[groups[queries[i]]], starts[groups[queries[i]] + 1]
+        first[i] = begin + np.searchsorted(ids[begin:end], start)
+        last[i] = begin + np.searchsorted(ids[begin:end], stop)
 
 
 @compiled
-def find_among(groups, own, starts, ids, queries, candidates, columns, offsets):
+def find_among(groups, starts, ids, queries, candidates, columns, offsets):
+    """Writes to `columns` which of the candidates, ascending, are answers of each query, and how many to `offsets`;
+    only the latter if `columns` is empty."""
     total = 0
     for i in range(queries.size):
         query = queries[i]
@@ -59,7 +146,7 @@ def find_among(groups, own, starts, ids, queries, candidates, columns, offsets):
                 at += np.searchsorted(known[at:], candidate)
                 if at == known.size:
                     break
-            if known[at] == candidate and candidate != own[query]:
+            if known[at] == candidate:
                 if columns.size:
                     columns[total] = j
                 total += 1

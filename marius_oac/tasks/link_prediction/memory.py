@@ -159,7 +159,8 @@ def _scratch_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int, num_r
 
 
 def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int:
-    """Blocks of scores and candidates, the last ones still held while the next are made; see `evaluate`."""
+    """A block of candidates, as it is read and as it is scored. And scores: a piece for each thread, or a tile
+    of torch, the last one still held while the next is made; see `evaluate`."""
     width = entity_layout(config).width if config.encoder is None else config.model.dimension
     scorer = LinkScorer(
         config.model, EntityReader(graph.num_nodes, config.model.dimension, lambda rows: rows), None, device
@@ -173,8 +174,8 @@ def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int
     edges = max(_num_evaluated(config, graph))
     tile = min(blocks.tile, rounded_up(edges if drawn == "all" else min(edges, DRAW_EDGES), scorer.piece[0]))
     queries = min(blocks.queries, 2 * edges) * (4 * config.model.dimension + 128)
-    scores = 2 * 4 * tile * blocks.block
-    if scorer.decoder.compiled is None or device.type != "cpu" and scorer.decoder.distance:
+    scores = 4 * math.prod(scorer.piece) * torch.get_num_threads() if scorer.on_cores else 2 * 4 * tile * blocks.block
+    if not scorer.on_cores and (scorer.decoder.compiled is None or device.type != "cpu" and scorer.decoder.distance):
         scores += tile_bytes(scorer.decoder.distance, math.prod(scorer.piece), config.model.dimension)
     return (queries + scores + blocks.block * 4 * (2 * config.model.dimension + width)) * (edges > 0)
 
