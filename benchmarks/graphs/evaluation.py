@@ -179,8 +179,8 @@ def run(graph: Graph | RandomGraph, args: argparse.Namespace) -> None:
         both = statistics.median(sum(other) / sum(ours) for other, ours in pairs)
         prepared = f"{preparing[name]:>13.2f} s" if name in preparing else ""
         print(
-            f"  {name:<16}{statistics.median(times):>9.2f}{min(times):>8.2f}{max(times):>9.2f}{ratio:>8.2f}{own:>17.2f}{system:>8.2f}"
-            f"{both:>8.2f}{prepared}"
+            f"  {name:<16}{statistics.median(times):>9.2f}{min(times):>8.2f}{max(times):>9.2f}{ratio:>8.2f}"
+            f"{own:>17.2f}{system:>8.2f}{both:>8.2f}{prepared}"
         )
     print(f"filtered MRR: ours {results['ours'].filtered.both.mrr:.10f}")
     if not args.ours:

@@ -18,6 +18,7 @@ import torch
 
 from marius_oac.data.graphs.negatives import draw_nodes
 from marius_oac.errors import InputError, MariusOacError
+from marius_oac.evaluation.blocks import Blocks
 from marius_oac.evaluation.filters import Answers, KnownAnswers
 from marius_oac.evaluation.own_metrics import Metric
 from marius_oac.evaluation.ranks import (
@@ -30,7 +31,7 @@ from marius_oac.evaluation.ranks import (
     known_columns,
     own_columns,
 )
-from marius_oac.evaluation.scores import Blocks, LinkScorer
+from marius_oac.evaluation.scores import LinkScorer
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.kernels.cpu.random import stream_key
 from marius_oac.kernels.cpu.ranks import NAN

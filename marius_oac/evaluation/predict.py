@@ -10,8 +10,9 @@ import torch
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError, MariusOacError
+from marius_oac.evaluation.blocks import Blocks
 from marius_oac.evaluation.filters import KnownAnswers
-from marius_oac.evaluation.scores import Blocks, LinkScorer
+from marius_oac.evaluation.scores import LinkScorer
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import Side, present
 

@@ -34,14 +34,8 @@ from marius_oac.storage.snapshots import RowArray
 from marius_oac.types import Side, present
 
 GRAIN = 16  # candidates of a query's own are padded to a multiple of it
-MIN_TILE = 64  # queries; fewer would be inefficient
-CPU_TILE = 512  # queries, so many for each piece of work of a thread
-CPU_BLOCK = 1 << 14  # candidates
-CPU_SCORE_BYTES = 96 << 20  # 8 million scores; more would not fit the caches
-DEVICE_BLOCK = 1 << 16
 PRODUCTS = (2048, 2048)  # queries and candidates of a piece
 DISTANCES = (64, 1 << 10)  # smaller, since a piece has a difference for each dimension
-SCORE_BYTES = 12  # of a score and the column of a known answer
 
 
 @dataclass(frozen=True)
@@ -273,44 +267,6 @@ class LinkScorer:
         return scores
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """How much is in memory at once.
-
-    Attributes:
-        tile: queries that are scored at once.
-        block: candidates that they are scored against.
-        queries: queries that are kept for the next block.
-        listed: candidates whose known answers are listed at once, where these are drawn.
-    """
-
-    tile: int
-    block: int
-    queries: int
-    listed: int = CPU_BLOCK
-
-    @classmethod
-    def fit(cls, scorer: LinkScorer, num_candidates: int, memory: int) -> Blocks:
-        """Sizes that need `memory` MiB, half for scores and a quarter each for candidates and queries, but at least
-        one piece of scores."""
-        budget, dimension, (rows, columns) = memory << 20, scorer.entities.dimension, scorer.piece
-        limit = CPU_BLOCK if scorer.device.type == "cpu" else DEVICE_BLOCK
-        block = min(rounded_up(num_candidates, columns), limit, _rounded_down(budget // 4 // (12 * dimension), columns))
-        queries = max(rows, budget // 4 // (8 * dimension + 128))
-        if scorer.on_cores:
-            tile = _rounded_down(min(CPU_TILE, queries), rows)
-            listed = budget // 2 // (8 * tile * torch.get_num_threads())
-            return cls(tile, block, queries, _rounded_down(listed, columns))
-        scores = min(budget // 2, CPU_SCORE_BYTES if scorer.device.type == "cpu" else budget) // SCORE_BYTES
-        block = min(block, _rounded_down(scores // max(MIN_TILE, rows), columns))
-        tile = _rounded_down(min(scores // block, queries), rows)
-        return cls(tile, block, max(tile, queries), block)
-
-
 def rounded_up(count: int, grain: int) -> int:
     """The next multiple of `grain`, at least one."""
     return max(-(-count // grain), 1) * grain
-
-
-def _rounded_down(count: int, grain: int) -> int:
-    return max(count // grain, 1) * grain

@@ -11,7 +11,7 @@ import torch
 
 from marius_oac.config.link_prediction import Config
 from marius_oac.errors import Interrupted
-from marius_oac.evaluation import scores as scoring
+from marius_oac.evaluation import blocks
 from marius_oac.evaluation.binary_metrics import ClickMetrics
 from marius_oac.evaluation.link_prediction import evaluate
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
@@ -133,7 +133,7 @@ def test_tiles_that_nobody_waits_for_any_more_are_not_ranked(monkeypatch):
     """Those that have not begun when a signal comes."""
     config = Config.build({"data": {"path": "g"}, "model": {"decoder": "dot", "dimension": 4}})
     scorer = LinkScorer(config.model, EntityReader.of_array(np.ones((8, 4), np.float32)))
-    counted, ranked = [], scoring.LinkScorer.count
+    counted, ranked = [], LinkScorer.count
 
     def count(*given):
         counted.append(threading.current_thread())
@@ -144,8 +144,8 @@ def test_tiles_that_nobody_waits_for_any_more_are_not_ranked(monkeypatch):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scoring, "CPU_TILE", 64)
-    monkeypatch.setattr(scoring.LinkScorer, "count", count)
+    monkeypatch.setattr(blocks, "CPU_TILE", 64)
+    monkeypatch.setattr(LinkScorer, "count", count)
     before, threads = signal.signal(signal.SIGINT, once), torch.get_num_threads()
     torch.set_num_threads(2)
     try:

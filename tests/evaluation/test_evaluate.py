@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.errors import InputError, MariusOacError
+from marius_oac.evaluation.blocks import SCORE_BYTES, Blocks
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import DRAW_EDGES, DrawnCandidates, evaluate
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.ranks import count_on_device, known_columns, own_columns
-from marius_oac.evaluation.scores import SCORE_BYTES, Blocks, EntityReader, LinkScorer
+from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.kernels.cpu.ranks import Columns, count_scores
 from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.storage.contract import RowLayout

@@ -18,9 +18,10 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import EVALUATED, Graph
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError, size_text
+from marius_oac.evaluation.blocks import Blocks
 from marius_oac.evaluation.given import needed_bytes
 from marius_oac.evaluation.link_prediction import DRAW_EDGES
-from marius_oac.evaluation.scores import Blocks, EntityReader, LinkScorer, rounded_up
+from marius_oac.evaluation.scores import EntityReader, LinkScorer, rounded_up
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.models.link_prediction.distances import tile_bytes
