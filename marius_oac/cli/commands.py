@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marius_oac import __version__
+from marius_oac.cli.completion import add_completion, print_completion
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.cli.kuberay_arguments import add_kuberay, print_manifest
 from marius_oac.cli.local_nodes import before_resuming, before_training
@@ -269,6 +270,8 @@ def _parser() -> Parser:
     add_prepare(command("prepare", _prepare, "Prepare a graph folder from edge files or a known data set."))
     add_init(command("init", _init, "Write a first configuration for a click log or a graph."))
     command("datasets", _datasets, "List known data sets: address, format and licence.")
+    completing = command("completion", lambda args: print_completion(parser, args.shell), "Print a shell's completion.")
+    add_completion(completing)
     add_config(command("config", _config, "List all keys of the configuration and nodes.yaml: default and meaning."))
     add_topology(command("topology", _topology, "Show the machine's cores, memory and devices, and a run's binding."))
     add_check(command("nodes", _nodes, "Check whether nodes can train together (exit code: 0 yes, 1 no)."))
