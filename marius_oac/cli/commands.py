@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from marius_oac import __version__
+from marius_oac.cli.completion import add_completion, print_completion
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.cli.kuberay_arguments import add_kuberay, print_manifest
 from marius_oac.cli.local_nodes import before_resuming, before_training
@@ -22,7 +23,7 @@ from marius_oac.cli.tune_arguments import add_tune
 from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.runtime import present_folder
-from marius_oac.runtime.command import check_present_folder, check_system, end_at_once, run_command
+from marius_oac.runtime.command import Parser, check_present_folder, check_system, end_at_once, run_command
 from marius_oac.runtime.console import answer, answer_rows, report
 from marius_oac.runtime.imports import imports
 
@@ -32,17 +33,6 @@ if TYPE_CHECKING:
     from marius_oac.nodes.launch.launch import Request
 
 _PREDICT = "Predict tails of (head, relation, ?), heads of (?, relation, tail), node classes or click probabilities."
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line and exit code 2, also if help can't be written to standard output."""
-
-    def _print_message(self, message: str, file: object = None) -> None:
-        answer(message.removesuffix("\n"))
-
-    def error(self, message: str) -> NoReturn:
-        """Raises InputError with the message."""
-        raise InputError(f"{message} (see `{self.prog} --help`)", self.prog.partition(" ")[2] or None)
 
 
 def _prepare(args: argparse.Namespace) -> None:
@@ -280,6 +270,8 @@ def _parser() -> Parser:
     add_prepare(command("prepare", _prepare, "Prepare a graph folder from edge files or a known data set."))
     add_init(command("init", _init, "Write a first configuration for a click log or a graph."))
     command("datasets", _datasets, "List known data sets: address, format and licence.")
+    completing = command("completion", lambda args: print_completion(parser, args.shell), "Print a shell's completion.")
+    add_completion(completing)
     add_config(command("config", _config, "List all keys of the configuration and nodes.yaml: default and meaning."))
     add_topology(command("topology", _topology, "Show the machine's cores, memory and devices, and a run's binding."))
     add_check(command("nodes", _nodes, "Check whether nodes can train together (exit code: 0 yes, 1 no)."))

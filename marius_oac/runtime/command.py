@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import errno
 import os
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import cast
+from typing import NoReturn, cast
 
 from marius_oac.errors import InputError, Interrupted, MariusOacError
 from marius_oac.runtime import console
@@ -30,6 +31,17 @@ _OF_THE_MACHINE = frozenset((
 """Errors of system calls that are due to the disk, its limits, permissions or the given paths, not to this program."""
 _NO_THREAD = "can't start new thread"  # CPython's
 _NO_ROOM = ("failed to map segment", "cannot allocate memory")  # the dynamic linker's
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line and exit code 2, also if help can't be written to standard output."""
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        console.answer(message.removesuffix("\n"))
+
+    def error(self, message: str) -> NoReturn:
+        """Raises InputError with the message, at the command of `marius-oac`; `run_command` names the program."""
+        raise InputError(f"{message} (see --help)", self.prog.partition("marius-oac ")[2] or None)
 
 
 def run_command(program: str, work: Callable[[], int | None]) -> int:

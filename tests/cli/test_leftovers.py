@@ -74,7 +74,7 @@ def emptied(folder):
 
 
 def words_of(module):
-    return "marius-oac" if module is cli else ".".join(module.__name__.split(".")[-2:])
+    return "marius-oac" if module is cli else f"python -m {module.__name__}"
 
 
 def check(command_lines, command, share, tmp_path, monkeypatch, capfd):

@@ -21,6 +21,7 @@ COMMANDS = {
     "prepare": [["prepare", "edges.tsv", "--out", "made/graph", "--valid-fraction", "0.1", "--test-fraction", "0.1"]],
     "init": [["init", "edges.tsv", "--out", "made/init.yaml"], ["init", "clicks.csv", "--label", "click"]],
     "datasets": [["datasets"]],
+    "completion": [["completion", "bash"]],
     "config": [["config"], ["config", "--format", "json-schema"]],
     "topology": [["topology", "--path", "."]],
     "nodes": [["nodes", "check", "--local-nodes", "2"]],

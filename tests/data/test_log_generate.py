@@ -269,7 +269,7 @@ def test_the_command_writes_a_file_a_day_and_more_days_later(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
     assert main(["--out", str(tmp_path / "b"), "--days", "4", *ARGUMENTS]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"generate.log: {tmp_path / 'b' / 'day_02.parquet'}: exists already"
+        f"python -m marius_oac.data.generate.log: {tmp_path / 'b' / 'day_02.parquet'}: exists already"
     ]
     assert sorted(os.listdir(tmp_path / "b")) == ["day_02.parquet", "x"]  # nothing was begun
 

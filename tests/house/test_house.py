@@ -81,7 +81,8 @@ def mapped_with_their_place(path):
 
 FILES = [path for folder in ("marius_oac", "tests", "benchmarks", "docs", "examples")
          for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml", ".ipynb", ".j2")]  # fmt: skip
-FILES += [*ROOT.glob("*.md"), *ROOT.glob("*.cfg"), *ROOT.glob("*.toml"), *ROOT.glob("*.yml"), ROOT / "Makefile"]
+FILES += [*ROOT.glob("*.md"), *ROOT.glob("*.cfg"), *ROOT.glob("*.toml"), *ROOT.glob("*.yml"), *ROOT.glob("*.cff")]
+FILES += [ROOT / name for name in ("Makefile", "Containerfile", "setup.py", ".github/workflows/tests.yml")]
 OF_A_REGISTRY = re.compile(r"(?<![/\w])marius[-_]oac\[|\binstall (?:[^\n]*[ '\"])?marius[-_]oac\b(?!/)", re.ASCII)
 """The package by its name alone, as an installer would look for it on a registry."""
 

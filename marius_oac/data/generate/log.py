@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,11 +35,12 @@ from marius_oac.data.logs.columns import Bag, LogBlock
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import generated_logs as kernels
 from marius_oac.kernels.cpu.random import stream_key, wrapping
-from marius_oac.runtime.command import run_command
+from marius_oac.runtime.command import Parser, run_command
 from marius_oac.runtime.files.atomic import disk_errors, unfinished_here
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
 
+_PROGRAM = "python -m marius_oac.data.generate.log"
 BLOCK_ROWS = 1 << 16  # examples of a block, and of a row group
 MAX_DAY = 1 << 20
 TAGS, MOST_TAGS = 1000, 5
@@ -288,13 +289,8 @@ def _table(block: LogBlock, spec: LogSpec) -> pa.Table:
     return pa.Table.from_arrays([*map(pa.array, columns), *lists], schema=_arrow_schema(spec))
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (see `{self.prog} --help`)")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(prog="python -m marius_oac.data.generate.log", description="Generate a click log, a file a day.")
+def _parser() -> Parser:
+    parser = Parser(prog=_PROGRAM, description="Generate a click log, a file a day.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for day_00.parquet ...")
     parser.add_argument("--days", type=int, default=1, help="how many (default: 1)")
     parser.add_argument("--first-day", type=int, default=0, help="number of the first one (default: 0)")
@@ -335,7 +331,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes a file a day; returns the exit code."""
-    return run_command("generate.log", lambda: _generate(_parser().parse_args(argv)))
+    return run_command(_PROGRAM, lambda: _generate(_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

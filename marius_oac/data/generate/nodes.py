@@ -29,9 +29,10 @@ from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, new_folder, prepare
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError
-from marius_oac.runtime.command import run_command
+from marius_oac.runtime.command import Parser, run_command
 from marius_oac.runtime.console import logger
 
+_PROGRAM = "python -m marius_oac.data.generate.nodes"
 CHUNK_NODES = 1 << 14
 """Nodes whose random numbers are drawn together. The draw for a seed depends on it, so it is not an option."""
 _BATCH_NODES = 1 << 16
@@ -123,8 +124,8 @@ def _rng(spec: GeneratedGraph, stream: int, chunk: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=spec.seed, counter=[0, 0, stream, chunk]))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="generate.nodes", description="A graph of communities, labelled.")
+def _parser() -> Parser:
+    parser = Parser(prog=_PROGRAM, description="A graph of communities, labelled.")
     parser.add_argument("--out", type=Path, required=True, help="new folder: graph/, labels.tsv, features.parquet")
     parser.add_argument("--nodes", type=int, default=200_000)
     parser.add_argument("--edges", type=int, default=2_000_000)
@@ -154,7 +155,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes graph, labels and features, either all of them or nothing. Returns the exit code."""
-    return run_command("generate.nodes", lambda: _generate(_parser().parse_args(argv)))
+    return run_command(_PROGRAM, lambda: _generate(_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

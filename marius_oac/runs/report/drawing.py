@@ -56,7 +56,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise InputError(f"needs Matplotlib: {how_to_install('report')}", "marius-oac report") from None
+        raise InputError(f"needs Matplotlib: {how_to_install('report')}", "report") from None
 
 
 def draw(name: str, paint: Paint, height: int = 250, left: int = 52) -> dict[str, str]:

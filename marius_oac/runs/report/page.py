@@ -35,7 +35,7 @@ def write_report(
         InputError: there are too many runs, one of them is damaged, a library is missing, or the file can't be written.
     """
     if not 1 <= len(runs) <= MOST_RUNS:
-        raise InputError(f"1 to {MOST_RUNS} runs fit in a report, not {len(runs)}", "marius-oac report")
+        raise InputError(f"1 to {MOST_RUNS} runs fit in a report, not {len(runs)}", "report")
     check_matplotlib()
     paths = [Path(run) for run in runs]
     target = Path(out) if out else paths[0] / REPORT
@@ -87,7 +87,7 @@ def html(
         import jinja2
         from markupsafe import Markup
     except ImportError:
-        raise InputError(f"needs Jinja2: {how_to_install('report')}", "marius-oac report") from None
+        raise InputError(f"needs Jinja2: {how_to_install('report')}", "report") from None
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )  # fmt: skip

@@ -32,7 +32,7 @@ def watch_in_terminal(run: LiveRun, every: float, keep: bool) -> None:
         from rich.console import Console
         from rich.live import Live
     except ImportError:
-        raise InputError(f"needs rich: {how_to_install('report')}", "marius-oac watch --text") from None
+        raise InputError(f"needs rich: {how_to_install('report')}", "watch --text") from None
     console = Console(highlight=False, markup=False, emoji=False)
     view, pause = Screen(run, console), threading.Event()  # which nobody sets
     with Live(view.now(), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
