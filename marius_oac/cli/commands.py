@@ -184,18 +184,22 @@ def _scale(args: argparse.Namespace) -> None:
 
 def _eval(args: argparse.Namespace) -> None:
     with imports():
+        from marius_oac.runs.memory.plan import keep_freed_memory
         from marius_oac.training.trained import evaluate_run
 
+    keep_freed_memory()
     answer(evaluate_run(args.run, args.data or args.split, args.set, args.checkpoint, **_opened(args)))
 
 
 def _predict(args: argparse.Namespace) -> None:
     with imports():
+        from marius_oac.runs.memory.plan import keep_freed_memory
         from marius_oac.tasks.trained import Question
         from marius_oac.training.trained import predict_run
 
     if args.out and not args.data:
         raise InputError("goes with --data; without, answers go to standard output", "--out")
+    keep_freed_memory()
     asked = {key: getattr(args, key) for key in ("out", "node", "head", "relation", "tail", "top", "filtered")}
     found = predict_run(args.run, Question(data=args.data or (), **asked), args.checkpoint, **_opened(args))
     if isinstance(found, Path):
