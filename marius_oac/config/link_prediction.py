@@ -217,7 +217,7 @@ class EvaluationConfig(Section):
         description="Maximum number of validation edges between epochs: a fixed sample, drawn with the seed. 0: all. "
         "Final results always use all edges.",
     )
-    memory: PositiveInt = Field(256, description="Memory for blocks of scores, in MiB.")
+    memory: PositiveInt = Field(256, description="Memory for blocks of candidates, queries and scores, in MiB.")
     metrics: OwnMetrics = Field(
         (), description="Additional metrics, FILE.py:NAME: functions of your own from ranks to a number."
     )
