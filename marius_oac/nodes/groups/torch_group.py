@@ -330,7 +330,7 @@ class _Shared:
 
     def connect(self, ranks: Sequence[int], slot: int) -> ProcessGroup:
         """Connects these members, who call it together. Calls of the process group then wait for ever."""
-        # torch names a group by a count of those that this process has made, which from 2.15 on includes parts.
+        # torch names a group by a count of those that this process has made, which includes parts since 2.14.
         distributed_c10d._world.group_count = slot
         alone = len(ranks) < dist.get_world_size()  # the others may have left
         silence, backend = self.silence, self.backend
