@@ -35,6 +35,17 @@ train: .venv/installed  ## train the embedded graph, CoDEx-S, into runs/codex-s 
 test: .venv/tested  ## the tests, less than ten minutes on two cores
 	$(PYTEST)
 
+# `numba>=0.61` in setup.cfg is numba==0.61 here.
+.venv-lowest/installed: setup.cfg
+	rm -rf .venv-lowest
+	$(PYTHON) -m venv .venv-lowest
+	sed -n 's/^ \+\([A-Za-z0-9]\+\)>=\([0-9.]\+\)$$/\1==\2/p' setup.cfg > .venv-lowest/constraints.txt
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check -c .venv-lowest/constraints.txt -e '.[test]'
+	touch $@
+
+test-lowest: .venv-lowest/installed  ## the tests, with every dependency as old as setup.cfg permits (Python 3.11)
+	$(subst $(BIN),.venv-lowest/bin,$(PYTEST))
+
 # dgl has wheels for Python 3.11 and older alone, and needs packages that nothing else here does.
 .venv-dgl/installed: .venv/tested constraints.txt
 	rm -rf .venv-dgl
@@ -149,7 +160,7 @@ lint: .venv/tested  ## style and types
 	$(BIN)/python -m mypy
 
 clean:  ## remove .venv and caches; runs stay
-	rm -rf .venv .venv-dgl .venv-docs .venv-loops .venv-ray .venv-triton build site *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf .venv .venv-dgl .venv-docs .venv-loops .venv-lowest .venv-ray .venv-triton build site *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-dgl test-loops test-ray docs test-triton test-slow test-others everything chaos fuzz mutants gpu-wheels gpu-cache wheel lint clean
+.PHONY: help setup train test test-lowest test-dgl test-loops test-ray docs test-triton test-slow test-others everything chaos fuzz mutants gpu-wheels gpu-cache wheel lint clean

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import socket
 import threading
@@ -117,7 +118,8 @@ def stacks() -> str:
         file.seek(0)
         text = file.read().decode()
         for each in threading.enumerate():
-            text = text.replace(f"hread 0x{each.ident or 0:016x} ", f"hread {each.name} ")
+            # From Python 3.14 on, as much of the name as the system knows is there already, in brackets.
+            text = re.sub(rf"hread 0x{each.ident or 0:016x} (\[.*\] )?(?=\()", f"hread {each.name} ", text)
         return text.rstrip("\n")
     return "they can't be shown"
 

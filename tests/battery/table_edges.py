@@ -177,7 +177,7 @@ CASES = [
     Case("edges-dgl-csv-yaml", "prepare d --out g", {"d/meta.yaml": "{[\n"},
          "d/meta.yaml:2", "expected the node content, but found '<stream end>'"),
     Case("edges-dgl-bin-text", "prepare g.bin --out g", {"g.bin": EDGES},
-         "dgl", "can't be imported (No module named 'dgl'); on Python up to 3.11: pip install"),
+         "dgl", "can't be imported (No module named 'dgl'); it has no wheels for Python 3.12 and newer, and this is"),
     option("columns-one", "--columns 0",
          "columns", "two (source, destination) or three (head, relation, tail) are needed, not 1"),
     option("columns-four", "--columns 0,1,2,3",

@@ -165,7 +165,7 @@ def test_the_integer_that_stands_for_missing_values_is_refused():
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64()], ids=str)
 def test_integers_of_every_width_have_keys_whatever_their_nulls_hold(kind):
-    numbers = np.array([5, 127, 7], kind.to_pandas_dtype())
+    numbers = np.array([5, 127, 7], str(kind))
     column = pa.Array.from_buffers(kind, 3, [pa.py_buffer(b"\x05"), pa.py_buffer(numbers.tobytes())])
     (keys,) = converted(config(), c=column).keys.values()
     assert keys.tolist() == [5, MISSING, 7] and keys.dtype == np.int64

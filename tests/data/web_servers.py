@@ -123,7 +123,7 @@ BAD = {
     **{f"status {line[:3].decode()}": (status(line), f"the server answers {line.decode()}") for line in (
         b"204 No Content", b"205 Reset Content", b"300 Multiple Choices", b"304 Not Modified", b"401 Unauthorized",
         b"403 Forbidden", b"404 Not Found", b"407 Proxy Authentication Required", b"410 Gone",
-        b"416 Requested Range Not Satisfiable", b"429 Too Many Requests", b"500 Internal Server Error",
+        b"416 Range Not Satisfiable", b"429 Too Many Requests", b"500 Internal Server Error",
         b"503 Service Unavailable",
     )},
     "a redirect to nowhere": (status(b"302 Found"), "the server answers 302 Found"),

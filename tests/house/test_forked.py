@@ -105,7 +105,10 @@ def test_its_time_is_the_callers_childrens():
 
 
 def test_signals_reach_it():
-    text = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
+    text = (
+        "import signal, sys, threading; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); "
+        "threading.Event().wait()"
+    )
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)

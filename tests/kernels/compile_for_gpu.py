@@ -107,7 +107,9 @@ def main() -> None:
         numbers[launch.kernel.__name__] += 1
         for capability in [capabilities[number % len(capabilities)]] if number else capabilities:
             kernel = triton.compile(
-                source, target=GPUTarget("cuda", capability, 32), options={"num_warps": launch.warps}
+                source,
+                target=GPUTarget("cuda", capability, 32),
+                options={"num_warps": launch.warps, "enable_fp_fusion": True},
             )
             assert kernel.asm["cubin"][:4] == b"\x7fELF" and f"sm_{capability}" in kernel.asm["ptx"]
             line = told[capability, launch.kernel.__name__]

@@ -60,6 +60,7 @@ def test_same_as_torch_optim(kind):
     np.testing.assert_allclose(rows[:, :DIMENSION], parameter.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_adam_as_sparse_adam_on_rows_that_come_and_go():
     """SparseAdam adds epsilon before the bias is corrected, so epsilon is next to nothing here."""
     config = OptimizerConfig(kind="adam", learning_rate=0.07, epsilon=1e-12)

@@ -203,11 +203,10 @@ signals.SAME_SECONDS = 60.0
 sys.exit(guard.main(60.0, sys.argv[1:]))
 """
 HEARD = """
-import signal
+import signal, threading
 signal.signal(signal.SIGTERM, lambda number, frame: print("heard", flush=True))
 print("ready", flush=True)
-while True:
-    signal.pause()
+threading.Event().wait()  # `signal.pause()` would not see a signal whose handler is yet to run
 """
 
 

@@ -224,7 +224,7 @@ def test_an_ssh_that_is_stopped_is_not_waited_for(monkeypatch):
     takes_a_moment = (
         "import os, signal, threading\n"
         "signal.signal(15, lambda *given: (threading.Event().wait(0.1), os._exit(5)))\n"
-        "print(flush=True); signal.pause()"
+        "print(flush=True); threading.Event().wait()"
     )
     codes = "import os; os.kill(os.getpid(), 19)", "import sys; sys.stdin.read()", takes_a_moment
     started = [_launched("a", [sys.executable, "-c", code], subprocess.PIPE) for code in codes]

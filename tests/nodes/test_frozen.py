@@ -19,7 +19,10 @@ from marius_oac.nodes.launch.frozen import Watched, frozen_end, is_stopped
 from marius_oac.nodes.launch.parent import stopped_with_parent
 
 WAITS = "import signal; print(flush=True); signal.pause()"
-OBEYS = "import os, signal; signal.signal(signal.SIGTERM, lambda *a: os._exit(7)); print(flush=True); signal.pause()"
+OBEYS = (
+    "import os, signal, threading; signal.signal(signal.SIGTERM, lambda *a: os._exit(7)); print(flush=True); "
+    "threading.Event().wait()"
+)
 
 
 @pytest.fixture

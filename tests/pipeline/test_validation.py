@@ -35,7 +35,7 @@ def in_triton(*arrays):
     tensors = [moved(array) if isinstance(array, np.ndarray) else array for array in arrays]
     replaced = int(replace_older_fused(*tensors))
     for place in (4, 5):  # timestamps and values, which are changed in place
-        arrays[place][:] = tensors[place].cpu()
+        arrays[place][:] = tensors[place].cpu().numpy()
     return replaced
 
 

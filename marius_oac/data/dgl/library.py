@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import sys
 import threading
 import warnings
@@ -47,7 +48,8 @@ def load() -> ModuleType:
             warnings.simplefilter("ignore")  # dgl 1.1 uses functions that its dependencies have since deprecated
             dgl = importlib.import_module("dgl")
     except ImportError as error:
-        raise InputError(f"can't be imported ({error}); on Python up to 3.11: {how_to_install('dgl')}", "dgl") from None
+        why = f"it has no wheels for Python 3.12 and newer, and this is {platform.python_version()}; with 3.11"
+        raise InputError(f"can't be imported ({error}); {why}: {how_to_install('dgl')}", "dgl") from None
     with _LOCK:
         if not _FIRST:
             thread = ThreadPoolExecutor(1, "dgl")

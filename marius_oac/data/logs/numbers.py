@@ -83,7 +83,7 @@ def floats(column: pa.Array, each: NumericConfig, kind: pa.DataType, config: Log
         InputError: a text is no number.
     """
     values = _parsed(column, each, config, place, kind) if is_text(plain(column.type)) else _cast(column, kind)
-    values = values.astype(kind.to_pandas_dtype(), copy=False)
+    values = values.astype(f"f{kind.bit_width // 8}", copy=False)
     meant = [number for text in config.missing if (number := number_of(text)) is not None]  # such as -999
     return (
         np.where(np.isin(values, np.array(meant, values.dtype)), values.dtype.type(np.nan), values) if meant else values

@@ -2,7 +2,8 @@
 
 With `TRITON_INTERPRET=1` in the environment before this module is imported, kernels run as Python on CPU tensors.
 
-- `fp_fusion` stays on: a product and a sum may be fused, and the compiler decides that once. Sums are not reordered.
+- `fp_fusion` is on, whatever Triton's default: a product and a sum may be fused, and the compiler decides that once.
+  Sums are not reordered.
 - Counts of a batch are `do_not_specialize`d: Triton would compile a kernel anew for those that are 1 or divide by 16.
 - Tensors begin at multiples of 16 bytes whatever a batch's size, for the same reason. torch's own do; what is
   a part of one begins at such a multiple, too, or is named by its first row.
@@ -50,4 +51,4 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, warps: int = 4, **
             observer(Launch(kernel, tuple(grid), arguments, warps, constants))
         return
     with _lock:  # Triton compiles what it has not seen, in the thread that asks
-        kernel[tuple(grid)](*arguments, num_warps=warps, **constants)
+        kernel[tuple(grid)](*arguments, num_warps=warps, enable_fp_fusion=True, **constants)

@@ -105,7 +105,7 @@ class TorchGroup(Group):
             store = _store(silence, os.environ.get(START_VARIABLE, "only"))
             await_all(store, size, timeout)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
-            group = cls(rank, names, "", shared.connect(range(size)), shared, range(size))
+            group = cls(rank, names, "", shared.connect(range(size), 1), shared, range(size))
             host = address_of(interface or os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0])
             meeting = dist.PrefixStore("heartbeats", store)
             shared.heartbeat = Heartbeat(meeting, host, rank, names, timeout, shared.sever)
@@ -166,7 +166,7 @@ class TorchGroup(Group):
     def _connected(self, name: str, ranks: Sequence[int], slot: int) -> TorchGroup:
         self.barrier()
         theirs, names = [self._ranks[each] for each in ranks], [self.names[each] for each in ranks]
-        made = self._call(lambda: self._shared.connect(theirs))
+        made = self._call(lambda: self._shared.connect(theirs, slot))
         found = TorchGroup(ranks.index(self.rank), names, name, made, self._shared, theirs, slot)
         if self._aborted:  # while it was connecting
             found.abort(self._why)
@@ -328,8 +328,10 @@ class _Shared:
         self.groups: dict[int, TorchGroup] = {}
         self.lock = threading.Lock()
 
-    def connect(self, ranks: Sequence[int]) -> ProcessGroup:
+    def connect(self, ranks: Sequence[int], slot: int) -> ProcessGroup:
         """Connects these members, who call it together. Calls of the process group then wait for ever."""
+        # torch names a group by a count of those that this process has made, which includes parts since 2.14.
+        distributed_c10d._world.group_count = slot
         alone = len(ranks) < dist.get_world_size()  # the others may have left
         silence, backend = self.silence, self.backend
         made: ProcessGroup = dist.new_group(list(ranks), silence, backend, use_local_synchronization=alone)

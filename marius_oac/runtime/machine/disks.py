@@ -44,14 +44,20 @@ def place(path: str | Path, root: Path = SYSFS, mounts: Path = _MOUNTS) -> Place
     if path.is_relative_to("/dev") and (root != SYSFS or path.is_block_device()):
         folder = sysfs.real(root / "class/block" / _device_name(path))
         return Place(str(path), folder.name if folder else "", "", _disks([folder]))
-    existing = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
-    number = existing.stat().st_dev
+    number = _device(path.absolute())
     file_system, source = _mount(mounts, number)
     folders = [sysfs.real(root / f"dev/block/{os.major(number)}:{os.minor(number)}")]
     if folders == [None] and source.startswith("/dev/"):  # btrfs and some others number their file systems themselves
         folders = _of_btrfs(root, sysfs.real(root / "class/block" / _device_name(Path(source))))
     name = folders[0].name if folders[0] is not None else ""
     return Place(str(path), name, file_system, _disks(folders))
+
+
+def _device(path: Path) -> int:
+    try:  # not `path.exists()`, which is False for any error from Python 3.14 on
+        return path.stat().st_dev
+    except (FileNotFoundError, NotADirectoryError):
+        return _device(path.parent)
 
 
 def _device_name(path: Path) -> str:

@@ -1,6 +1,7 @@
 """The bridge to dgl, and our layers against dgl's on the same weights and blocks. Most of it needs dgl."""
 
 import builtins
+import platform
 import sys
 
 import pytest
@@ -169,7 +170,8 @@ def test_what_a_module_gives_must_fit_to_merge(dgl):
 def test_without_dgl_a_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dgl", None)
     block = Block(torch.tensor([0, 1]), torch.tensor([0]), 1)
-    with pytest.raises(InputError, match=r"^dgl: can't be imported \(.*\); on Python up to 3.11: pip install '/path"):
+    why = f"it has no wheels for Python 3.12 and newer, and this is {platform.python_version()}; with 3.11: pip install"
+    with pytest.raises(InputError, match=rf"^dgl: can't be imported \(.*\); {why} '/path"):
         bridge.to_dgl(block)
 
 
