@@ -28,7 +28,7 @@ class Answers:
 
     Attributes:
         groups: [Q], the group g of each query, which is one (node, relation) pair.
-        own: [Q], each query's own answer, which is one of the known ones.
+        own: [Q], each query's own answer, which may be one of the known ones.
         offsets: [G + 1]: the answers of group g are `ids[offsets[g] : offsets[g + 1]]`, ascending and unique.
         ids: [A].
     """
@@ -60,7 +60,7 @@ class KnownAnswers:
         Args:
             edge_sets: true edges (all splits), each int32 or int64 [E, 3] or [E, 2], C order. Memmaps are read twice,
                 in order. Edges may repeat.
-            queries: the edges to rank, int32 or int64 [Q, 3] or [Q, 2]; their own answers are known, too.
+            queries: the edges to rank, int32 or int64 [Q, 3] or [Q, 2]; they need not be in the edge sets.
             num_relations: 0: a relation column is ignored (as decoder `dot` does).
             chunk: the number of edges after which a signal can interrupt.
 
@@ -72,7 +72,7 @@ class KnownAnswers:
         for edges in (*sets, queries):
             if num_relations and edges.shape[1] != 3:
                 raise ValueError(f"edges have {edges.shape[1]} columns, but the graph has {num_relations} relations")
-        pieces = [edges[start : start + chunk] for edges in (*sets, queries) for start in range(0, len(edges), chunk)]
+        pieces = [edges[start : start + chunk] for edges in sets for start in range(0, len(edges), chunk)]
         return cls([_collect(pieces, queries, side, num_relations > 0) for side in Side])
 
     def others(self, side: Side) -> tuple[np.ndarray, np.ndarray]:

@@ -103,32 +103,35 @@ def doubled_ranks(counts: np.ndarray, filtered: bool) -> np.ndarray:
 
 def own_columns(targets: np.ndarray, candidates: Candidates) -> Columns:
     """The columns of the targets, int64 [n], among the candidates."""
+    none = np.full(len(targets), -1)
     if isinstance(candidates, range):
         first, inside = np.arange(len(targets)), (targets >= candidates.start) & (targets < candidates.stop)
-        return Columns(first, first + inside, targets, candidates.start)
+        return Columns(first, first + inside, targets, candidates.start, none)
     first, last = np.searchsorted(candidates, targets, "left"), np.searchsorted(candidates, targets, "right")
-    return Columns(first, last, np.arange(len(candidates)), 0)
+    return Columns(first, last, np.arange(len(candidates)), 0, none)
 
 
 def known_columns(answers: Answers | None, queries: np.ndarray, candidates: Candidates) -> Columns:
-    """The columns of the known answers of queries, int64 [n], among the candidates."""
+    """The columns of the known answers of queries, int64 [n], except each query's own, among the candidates."""
     none = no_columns(len(queries))
     if answers is None:
         return none
-    known = (answers.groups, answers.offsets, answers.ids, queries)
     if isinstance(candidates, range):
+        known = (answers.groups, answers.offsets, answers.ids, queries)
         find_in_range(*known, candidates.start, candidates.stop, none.first, none.last)
-        return Columns(none.first, none.last, answers.ids, candidates.start)
+        return Columns(none.first, none.last, answers.ids, candidates.start, answers.own[queries])
     offsets = np.zeros(len(queries) + 1, np.int64)
-    find_among(*known, candidates, none.values, offsets)  # how many
+    given = (answers.groups, answers.own, answers.offsets, answers.ids, queries, candidates)
+    find_among(*given, none.values, offsets)  # how many
     columns = np.empty(offsets[-1], np.int64)
-    find_among(*known, candidates, columns, offsets)
-    return Columns(offsets[:-1].copy(), offsets[1:], columns, 0)
+    find_among(*given, columns, offsets)
+    return Columns(offsets[:-1].copy(), offsets[1:], columns, 0, none.but)
 
 
 def no_columns(count: int) -> Columns:
     """Of so many queries none."""
-    return Columns(np.zeros(count, np.int64), np.zeros(count, np.int64), np.empty(0, np.int64), 0)
+    zeros, none = np.zeros((2, count), np.int64), np.full(count, -1)
+    return Columns(*zeros, np.empty(0, np.int64), 0, none)
 
 
 def count_on_device(
@@ -137,19 +140,20 @@ def count_on_device(
     """The same as the kernel `count_scores`; `scores`, `true` and `counts` are tensors on the same device."""
     scores, answers = scores[: len(true), :width], true[:, None]
     better, equal = scores > answers, scores == answers
-    for flags, all_of, of_known in ((better, BETTER, KNOWN_BETTER), (equal, EQUAL, KNOWN_EQUAL)):
-        answer = _sums_at(flags, own)
-        counts[all_of] += flags.sum(1) - answer
-        counts[of_known] += _sums_at(flags, known) - answer
+    counts[BETTER] += better.sum(1) - _sums_at(better, own)
+    counts[EQUAL] += equal.sum(1) - _sums_at(equal, own)
+    counts[KNOWN_BETTER] += _sums_at(better, known)
+    counts[KNOWN_EQUAL] += _sums_at(equal, known)
     counts[NAN] += scores.isnan().sum(1) + true.isnan()
 
 
 def _sums_at(flags: torch.Tensor, places: Columns) -> torch.Tensor:
     """For each row of `flags`, bool [n, width], how many of its columns are true, int64 [n]."""
     sizes = places.last - places.first
-    begins = np.cumsum(sizes) - sizes
-    values = np.arange(sizes.sum()) + np.repeat(places.first - begins, sizes)
-    indices = np.repeat(np.arange(len(flags)), sizes), places.values[values] - places.shift
-    rows, columns = (torch.from_numpy(index).to(flags.device) for index in indices)
+    rows = np.repeat(np.arange(len(flags)), sizes)
+    values = places.values[np.arange(sizes.sum()) + np.repeat(places.last - np.cumsum(sizes), sizes)]
+    kept = values != places.but[rows]
+    indices = rows[kept], values[kept] - places.shift
+    row, column = (torch.from_numpy(index).to(flags.device) for index in indices)
     sums = torch.zeros(len(flags), dtype=torch.int64, device=flags.device)
-    return sums.index_add_(0, rows, flags[rows, columns].long())
+    return sums.index_add_(0, row, flags[row, column].long())

@@ -4,6 +4,7 @@ import gzip
 import socket
 import threading
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from urllib.parse import unquote
 
 EDGES = "".join(f"a{i % 7}\tr{i % 3}\tb{i % 11}\n" for i in range(200)).encode()
@@ -123,7 +124,7 @@ BAD = {
     **{f"status {line[:3].decode()}": (status(line), f"the server answers {line.decode()}") for line in (
         b"204 No Content", b"205 Reset Content", b"300 Multiple Choices", b"304 Not Modified", b"401 Unauthorized",
         b"403 Forbidden", b"404 Not Found", b"407 Proxy Authentication Required", b"410 Gone",
-        b"416 Range Not Satisfiable", b"429 Too Many Requests", b"500 Internal Server Error",
+        f"416 {HTTPStatus(416).phrase}".encode(), b"429 Too Many Requests", b"500 Internal Server Error",
         b"503 Service Unavailable",
     )},
     "a redirect to nowhere": (status(b"302 Found"), "the server answers 302 Found"),

@@ -2,6 +2,7 @@
 
 import io
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -200,14 +201,16 @@ def test_negatives_of_the_graph_are_shared(trainers):
 
 def test_each_process_ranks_its_share(monkeypatch):
     scorer, edges, scored = make_scorer("dot", 2, 300, 1), make_edges(np.random.default_rng(0), 2000, 300), {}
-    real, pieces = _Ranking._count, []
+    real, pieces = _Ranking._together, []
 
-    def count(self, tile, scores, block, progress):
-        scored[self._among.rank] = scored.get(self._among.rank, 0) + len(tile.places) * len(block)
-        pieces.append(self._among)
-        real(self, tile, scores, block, progress)
+    def together(self, tiles, work):
+        for now in real(self, tiles, work):
+            counted = 300 * sum(len(tile.places) for tile in now) * (work.__class__ is partial)
+            scored[self._among.rank] = scored.get(self._among.rank, 0) + counted
+            pieces.append(self._among)
+            yield now
 
-    monkeypatch.setattr(_Ranking, "_count", count)
+    monkeypatch.setattr(_Ranking, "_together", together)
     shared([True] * 4, lambda among: evaluate(scorer, edges, memory=1, among=among) and None)
     assert scored == dict.fromkeys(range(4), 2 * 2000 * 300 // 4)
     counted = Counted()

@@ -13,21 +13,21 @@ from marius_oac.kernels.cpu.gemm import multiply
 from marius_oac.kernels.cpu.jit import compiled, float_compiled, float_inlined
 
 BETTER, EQUAL, KNOWN_BETTER, KNOWN_EQUAL, NAN = range(5)
-"""Rows of the counts of a block of queries, int64 [5, n]. The first two don't count the answer itself. The next two are
-of the known answers, without that one."""
+"""Rows of the counts of a block of queries, int64 [5, n]. The first four don't count the answer itself."""
 
 ROWS, COLUMNS = 64, 256
 """Queries and candidates of a piece. Its scores fit a core's caches together with the embeddings."""
 
 
 class Columns(NamedTuple):
-    """A set of candidates for each of n queries: `values[first[i] : last[i]] - shift` are their columns, ascending.
-    What counts them moves `first` on."""
+    """A set of candidates for each of n queries: `values[first[i] : last[i]] - shift` are their columns, ascending,
+    but for the value `but[i]`. What counts them moves `first` on."""
 
     first: np.ndarray  # int64 [n]
     last: np.ndarray  # int64 [n]
     values: np.ndarray  # int64
     shift: int
+    but: np.ndarray  # int64 [n]
 
 
 @float_inlined
@@ -67,9 +67,10 @@ def _compare(row, answer, first, places, i):
     better, equal = 0, 0
     k, end = places.first[i], first + row.size + places.shift
     while k < places.last[i] and places.values[k] < end:
-        place = row[places.values[k] - places.shift - first]
-        better += place > answer
-        equal += place == answer
+        if places.values[k] != places.but[i]:
+            score = row[places.values[k] - places.shift - first]
+            better += score > answer
+            equal += score == answer
         k += 1
     places.first[i] = k
     return better, equal
@@ -87,8 +88,8 @@ def _count(row, first, i, answer, own, known, counts):
     known_better, known_equal = _compare(row, answer, first, known, i)
     counts[BETTER, i] += better - own_better
     counts[EQUAL, i] += equal - own_equal
-    counts[KNOWN_BETTER, i] += known_better - own_better
-    counts[KNOWN_EQUAL, i] += known_equal - own_equal
+    counts[KNOWN_BETTER, i] += known_better
+    counts[KNOWN_EQUAL, i] += known_equal
 
 
 @float_compiled
@@ -110,7 +111,7 @@ def rank(kind, sgemm, queries, panels, piece, true, own, known, width, counts):
         piece: float32 [ROWS, COLUMNS], for the scores; those of the last piece are left there.
         true: the scores of the answers, float32 [n].
         own: the `Columns` of the answers, so that they are not counted.
-        known: those of all known answers; the answer itself is one of them.
+        known: those of other known answers.
     """
     for start in range(0, true.size, ROWS):
         count = min(ROWS, true.size - start)
@@ -132,9 +133,9 @@ def find_in_range(groups, starts, ids, queries, start, stop, first, last):
 
 
 @compiled
-def find_among(groups, starts, ids, queries, candidates, columns, offsets):
-    """Writes to `columns` which of the candidates, ascending, are answers of each query, and how many to `offsets`;
-    only the latter if `columns` is empty."""
+def find_among(groups, own, starts, ids, queries, candidates, columns, offsets):
+    """Writes to `columns` which of the candidates, ascending, are other answers of each query, and how many to
+    `offsets`; only the latter if `columns` is empty."""
     total = 0
     for i in range(queries.size):
         query = queries[i]
@@ -146,7 +147,7 @@ def find_among(groups, starts, ids, queries, candidates, columns, offsets):
                 at += np.searchsorted(known[at:], candidate)
                 if at == known.size:
                     break
-            if known[at] == candidate:
+            if known[at] == candidate and candidate != own[query]:
                 if columns.size:
                     columns[total] = j
                 total += 1
