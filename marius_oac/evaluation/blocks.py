@@ -10,7 +10,7 @@ from marius_oac.evaluation.scores import LinkScorer, rounded_up
 
 MIN_TILE = 64  # queries; fewer would be inefficient
 CPU_TILE = 512  # queries, so many for each piece of work of a thread
-CPU_BLOCK = 1 << 14  # candidates
+CPU_BLOCK_BYTES = 3 << 20  # candidates' embeddings; malloc would get more from the system anew
 CPU_SCORE_BYTES = 96 << 20  # 8 million scores; more would not fit the caches
 DEVICE_BLOCK = 1 << 16
 SCORE_BYTES = 12  # of a score and the column of a known answer
@@ -30,15 +30,16 @@ class Blocks:
     tile: int
     block: int
     queries: int
-    listed: int = CPU_BLOCK
+    listed: int = 1 << 14
 
     @classmethod
     def fit(cls, scorer: LinkScorer, num_candidates: int, memory: int) -> Blocks:
         """Sizes that need `memory` MiB, half for scores and a quarter each for candidates and queries, but at least
         one piece of scores."""
         budget, dimension, (rows, columns) = memory << 20, scorer.entities.dimension, scorer.piece
-        limit = CPU_BLOCK if scorer.device.type == "cpu" else DEVICE_BLOCK
-        block = min(rounded_up(num_candidates, columns), limit, _rounded_down(budget // 4 // (12 * dimension), columns))
+        limit = CPU_BLOCK_BYTES // (4 * dimension) if scorer.device.type == "cpu" else DEVICE_BLOCK
+        most = min(limit, budget // 4 // (12 * dimension))
+        block = min(rounded_up(num_candidates, columns), _rounded_down(most, columns))
         queries = max(rows, budget // 4 // (8 * dimension + 128))
         if scorer.on_cores:
             tile = _rounded_down(min(CPU_TILE, queries), rows)

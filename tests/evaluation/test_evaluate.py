@@ -235,7 +235,8 @@ def test_reads_a_store(dtype):
     assert 10 < found.unfiltered.both.mean_rank < 60
 
 
-def test_reads_a_large_table_in_blocks_only(tmp_path):
+def test_reads_a_large_table_in_blocks_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("marius_oac.evaluation.blocks.CPU_BLOCK_BYTES", 1 << 20)
     values = np.lib.format.open_memmap(tmp_path / "table.npy", "w+", np.float32, (20_000, 16))
     values[:] = np.random.default_rng(0).normal(size=values.shape)
     asked = []
@@ -248,8 +249,7 @@ def test_reads_a_large_table_in_blocks_only(tmp_path):
     edges = make_edges(np.random.default_rng(0), 100, 20_000, columns=2)
     small, large = evaluate(scorer, edges, memory=1), evaluate(scorer, edges, memory=512)
     assert small.unfiltered == large.unfiltered
-    blocks = Blocks.fit(scorer, 20_000, 1)
-    assert max(asked) == 1 << 14 and blocks.block < 1500
+    assert max(asked) == 1 << 14 and Blocks.fit(scorer, 20_000, 1).block < 1500
 
 
 @pytest.mark.parametrize("memory", [1, 7, 256, 4096])
