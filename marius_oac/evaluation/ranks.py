@@ -130,8 +130,8 @@ def known_columns(answers: Answers | None, queries: np.ndarray, candidates: Cand
 
 def no_columns(count: int) -> Columns:
     """Of so many queries none."""
-    zeros, none = np.zeros((2, count), np.int64), np.full(count, -1)
-    return Columns(*zeros, np.empty(0, np.int64), 0, none)
+    first, last = np.zeros((2, count), np.int64)
+    return Columns(first, last, np.empty(0, np.int64), 0, np.full(count, -1))
 
 
 def count_on_device(

@@ -1,7 +1,10 @@
 """What every task can do over nodes: `oac` has the bits of `sync`, and an evaluation that of one box within a seed's
 spread."""
 
+import os
+import shutil
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +18,13 @@ from marius_oac.data.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.segments import Segments
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
+from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training.local import start_task, train
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.test_node_training import OFTEN, digests, kill, run, start
@@ -197,6 +202,18 @@ def test_no_question_of_the_loop_is_answered_by_silence():
     asked = {name for name in vars(Task) if not name.startswith("_")} - given
     assert asked - shared <= Task.__abstractmethods__ and asked - {"table_bytes"} <= set(vars(ShardedTask))
     assert {name for name in vars(Segments) if not name.startswith("_")} == Segments.__abstractmethods__
+
+
+def test_edges_that_change_end_a_run_over_nodes_too(labelled, tmp_path):
+    path = Path(shutil.copytree(labelled / "graph", tmp_path / "graph")) / "train.npy"
+    task = GraphTask(links(tmp_path), Graph.open(tmp_path / "graph"))
+    node = ShardedTask(task, *ThreadGroup.members(1), [1.0], None, None)
+    node.check_unchanged()
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    with pytest.raises(InputError, match="train.npy: has changed since the run began"):
+        node.check_unchanged()
 
 
 @pytest.fixture(scope="module")
