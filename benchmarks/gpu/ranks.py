@@ -101,7 +101,7 @@ def _evaluation(part: Part, name: str, entities: int, count: int, plain: bool) -
         return {
             "ours": lambda: evaluate(scorer, asked.edges, asked.known, memory=memory).filtered.both.mrr,
             "plain": plainly,
-            "products": lambda: bare_products(on_device, 2 * count),
+            "products": lambda: bare_products(on_device, 2 * count, by_numpy=False),
         }
 
     for who in ["ours", *(["plain"] if plain else []), *(["products"] if plain and name == "complex" else [])]:
