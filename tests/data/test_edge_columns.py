@@ -2,6 +2,7 @@
 
 import gzip
 import shutil
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.edge_names import hold_names, roles
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.errors import InputError
 
 
 def prepared(folder, text, name="g.csv", **read):
@@ -130,6 +132,23 @@ def test_each_split_has_a_header_of_its_own(tmp_path, capsys):
     assert Graph.open(tmp_path / "g").num_nodes == 4 and "column names" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        (["head", "tail", "tail"], "two columns are named 'tail'"),
+        (["head", "relation", "tail", "relation"], "2 or 3 columns are expected, 4 found; say which with --columns"),
+        (["head", "relation", "tail", "note", "note"], None),
+    ],
+)
+def test_columns_of_one_name(tmp_path, names, said):
+    columns = [[f"{name}{row % 7}" for row in range(40)] for name in names]
+    pq.write_table(pa.Table.from_arrays([pa.array(each) for each in columns], names=names), tmp_path / "g.parquet")
+    request = PrepareRequest(source=str(tmp_path / "g.parquet"), out=tmp_path / "g")
+    with pytest.raises(InputError, match=said) if said else nullcontext():
+        prepare(request)
+    assert (tmp_path / "g").exists() == (said is None)
+
+
 def test_parquet_columns_are_chosen_by_what_they_are_called(tmp_path):
     pq.write_table(pa.table({"dst": ["t"], "src": ["h"], "ts": [5], "weight": [1.0]}), tmp_path / "g.parquet")
     prepare(
@@ -147,6 +166,7 @@ def test_rules():
     assert roles(["u", "v", "t"]) == roles(["s", "t", "w"]) == roles(["i", "j"]) == [0, 1]
     assert roles(["h", "t", "r"]) == [0, 2, 1] and roles(["id_1", "id_2"]) == [0, 1]
     assert roles(["person1", "person2", "type"]) == [0, 2, 1] and roles(["id1", "id2", "x1", "x2"]) is None
+    assert roles(["head", "tail", "relation", "relation"]) is None
     assert roles(["user", "item", "rating"]) == [0, 1] and roles(["from", "to", "source"]) is None
     assert roles(["", "source", "target"]) == [1, 2], "an index that pandas wrote"
 

@@ -49,7 +49,9 @@ def roles(names: Sequence[str]) -> list[int] | None:
     head, relation, tail = found
     if head is None or tail is None:
         return _numbered(names)
-    return [head, tail] if relation is None else [head, relation, tail]
+    if relation is None:
+        return None if any(word in _RELATIONS for word in words) else [head, tail]
+    return [head, relation, tail]
 
 
 def _are_letters(words: Sequence[str]) -> bool:

@@ -89,7 +89,8 @@ def _read_parquet(file: EdgeFile) -> Iterator[pa.RecordBatch]:
 def _first_rows(path: Path, names: Sequence[str]) -> list[list[str]]:
     """The first rows as texts. Of columns of one name the last counts for all."""
     batch = next(parquet_batches(path, sorted(set(names)), ROWS), None)
-    columns = [] if batch is None else [[str(each) for each in batch.column(name).to_pylist()] for name in names]
+    held = {} if batch is None else dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns = [[str(each) for each in held[name].to_pylist()] for name in names if held]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
