@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.errors import InputError, MariusOacError
@@ -250,6 +251,26 @@ def test_reads_a_large_table_in_blocks_only(tmp_path, monkeypatch):
     small, large = evaluate(scorer, edges, memory=1), evaluate(scorer, edges, memory=512)
     assert small.unfiltered == large.unfiltered
     assert max(asked) == 1 << 14 and Blocks.fit(scorer, 20_000, 1).block < 1500
+
+
+def test_known_answers_of_drawn_candidates_are_listed_for_few_at_once(monkeypatch):
+    listed = []
+
+    def columns(answers, queries, candidates):
+        listed.append(len(candidates))
+        return known_columns(answers, queries, candidates)
+
+    monkeypatch.setattr("marius_oac.evaluation.link_prediction.known_columns", columns)
+    edges = make_edges(np.random.default_rng(0), 10, 30)
+    with mock.patch.object(Blocks, "fit", return_value=Blocks(64, 64, 64, listed=16)):
+        evaluate(make_scorer("distmult", 2, 30, 0), edges, drawn=DrawnCandidates(40, edges, 0))
+    assert listed == [16, 16, 8] * 2
+
+
+def test_each_thread_computes_its_own_products():
+    with make_scorer("dot", 2, 30, 0).threads() as threads:
+        assert {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"} == {1}
+        assert threads.count == torch.get_num_threads()
 
 
 @pytest.mark.parametrize("memory", [1, 7, 256, 4096])
