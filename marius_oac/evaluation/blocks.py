@@ -8,9 +8,8 @@ import torch
 
 from marius_oac.evaluation.scores import LinkScorer, rounded_up
 
-MIN_TILE = 64  # queries; fewer would be inefficient
 CPU_TILE = 512  # queries, so many for each piece of work of a thread
-CPU_BLOCK_BYTES = 3 << 20  # candidates' embeddings; malloc would get more from the system anew
+CPU_BLOCK_BYTES = 3 << 20  # candidates' embeddings; malloc gets larger arrays from the system each time
 CPU_SCORE_BYTES = 96 << 20  # 8 million scores; more would not fit the caches
 DEVICE_BLOCK = 1 << 16
 SCORE_BYTES = 12  # of a score and the column of a known answer
@@ -46,9 +45,9 @@ class Blocks:
             listed = budget // 2 // (8 * tile * torch.get_num_threads())
             return cls(tile, block, queries, _rounded_down(listed, columns))
         scores = min(budget // 2, CPU_SCORE_BYTES if scorer.device.type == "cpu" else budget) // SCORE_BYTES
-        block = min(block, _rounded_down(scores // max(MIN_TILE, rows), columns))
+        block = min(block, _rounded_down(scores // rows, columns))
         tile = _rounded_down(min(scores // block, queries), rows)
-        return cls(tile, block, max(tile, queries), block)
+        return cls(tile, block, queries, block)
 
 
 def _rounded_down(count: int, grain: int) -> int:

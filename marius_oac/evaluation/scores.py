@@ -186,7 +186,7 @@ class LinkScorer:
         Args:
             true: the scores of the queries' answers, float32 [n].
             counts: int64 [5, n], see `kernels.BETTER`.
-            own, known: the columns of the answers themselves, and of all known ones.
+            own, known: the columns of the answers themselves, and of other known ones; used up.
         """
         if self.on_cores:
             self._rank(queries, vectors, np.empty(self.piece, np.float32), true, own, known, width, counts)
