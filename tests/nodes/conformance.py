@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import torch
+from torch.distributed import distributed_c10d
 
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.dense.allreduce import AllReduce
@@ -133,6 +134,16 @@ def interleaved_channels(group):
     sent = channel.bytes_sent
     channel.close()
     return [sums, mine, sent]
+
+
+def channel_where_torch_counts_otherwise(group):
+    """torch names a group by a count of those that this process has made: since 2.14 also parts, in which others are
+    not."""
+    distributed_c10d._world.group_count += 5 * group.rank
+    channel, tensor = group.channel("counted"), torch.ones(1)
+    channel.all_reduce(tensor)
+    channel.close()
+    return tensor.item()
 
 
 def abort_of_a_channel(group):

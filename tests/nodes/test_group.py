@@ -273,6 +273,12 @@ def test_a_member_that_dies_where_a_channel_is_made_is_named():
     world.close()
 
 
+def test_members_meet_in_a_channel_whatever_groups_each_has_made():
+    world = ProcessWorld(2, timeout=5.0)
+    assert world.play("channel_where_torch_counts_otherwise") == [2.0, 2.0]
+    world.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_member_that_leaves_is_named(kind):
     world = KINDS[kind](2, timeout=60.0)
