@@ -28,7 +28,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Self
 
 from marius_oac.runtime.console import is_terminal, line_of
@@ -135,7 +135,12 @@ class Watch:
         self._asked, self._answer_due = 0.0, STOPPING_SECONDS
 
     def run(self) -> None:
-        """Looks until the bell is closed."""
+        """Looks until the other end of the bell is closed, then closes the bell: a signal may interrupt whoever waits
+        for this thread, and nobody else knows when it needs the bell no more."""
+        with self._bell:
+            self._look_on()
+
+    def _look_on(self) -> None:
         self._bell.settimeout(self._look_seconds)
         came: bytes | None = None
         while came != b"":
@@ -204,18 +209,25 @@ def watched(after: float = AFTER) -> Iterator[None]:
     bell, rope = socket.socketpair()
     whole = in_command() and threading.current_thread() is threading.main_thread()
     thread = threading.Thread(target=Watch(after, bell, whole).run, name="standstill")
-    with bell, ExitStack() as stack:
-        stack.callback(join, thread)
-        stack.enter_context(rope)
-        stack.callback(rope.shutdown, socket.SHUT_RDWR)  # a forked process may hold it, too
-        if whole:
+    before = -1
+    try:
+        with rope:
+            try:
+                thread.start()
+            except RuntimeError:  # the system starts no more threads
+                bell.close()
+            _watching = True
             rope.setblocking(False)
-            before = signal.set_wakeup_fd(rope.fileno(), warn_on_full_buffer=False)
-            stack.callback(signal.set_wakeup_fd, before)
-        with suppress(RuntimeError):  # the system starts no more threads
-            thread.start()
-        _watching = True
-        try:
-            yield
-        finally:
-            _watching = False
+            try:
+                if whole:
+                    before = signal.set_wakeup_fd(rope.fileno(), warn_on_full_buffer=False)
+                yield
+            finally:
+                try:
+                    if whole:
+                        signal.set_wakeup_fd(before)
+                finally:
+                    rope.shutdown(socket.SHUT_RDWR)  # a forked process may hold it, too
+    finally:
+        _watching = False
+        join(thread)

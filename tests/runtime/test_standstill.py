@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +16,7 @@ from marius_oac.runtime.progress import Progress
 from marius_oac.runtime.signals import StopSignal, stop_on_interrupt, stopped_by_signals
 from marius_oac.runtime.standstill import Activity, Waiting, Watch, waits_for, watched
 from marius_oac.runtime.telemetry import NoTelemetry, Telemetry
+from tests.moments import Moments
 from tests.threads import PATIENCE, in_thread, joined
 
 
@@ -347,6 +348,22 @@ def test_it_takes_a_thread_which_ends_with_the_block_however_it_ends():
             assert "standstill" in {each.name for each in threading.enumerate()}
             raise error or ZeroDivisionError
         assert threading.active_count() == count
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket just made has no owner yet
+def test_a_signal_at_any_moment_breaks_neither_the_thread_nor_the_next_block(capfd):
+    """What is on its way out when the signal comes may be lost: not the end of what the thread reads from."""
+    at, where = 0, ""
+    while where is not None:
+        at += 1
+        with suppress(StopSignal), stopped_by_signals(), Moments(at) as moment, watched():
+            pass
+        where = moment.where
+        for each in threading.enumerate():
+            if each.name == "standstill":
+                joined(each, [None])
+        assert signal.set_wakeup_fd(-1) == -1, where
+    assert at > 5 and capfd.readouterr().err == ""
 
 
 def test_without_a_thread_nothing_is_watched(monkeypatch):
