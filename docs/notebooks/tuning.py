@@ -7,6 +7,9 @@
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from marius_oac.cli.commands import main
 
@@ -33,16 +36,15 @@ for name, text in {"base.yaml": base, "space.yaml": space}.items():
 exit_code = main(["tune", "base.yaml", "--space", "space.yaml", "--trials", "6", "--out", "search"])
 
 # %% [markdown]
-# `trials.tsv` has all trials.
+# `study.journal` has all trials. `optuna-dashboard search/study.journal` shows them in a browser.
 
 # %%
-header, *rows = [line.split("\t") for line in Path("search/trials.tsv").read_text().splitlines()]
-trials = [dict(zip(header, row, strict=False)) for row in rows]
+study = optuna.load_study(study_name="search", storage=JournalStorage(JournalFileBackend("search/study.journal")))
 figure, axis = plt.subplots()
 for decoder in ("complex", "distmult"):
-    own = [trial for trial in trials if trial["model.decoder"] == decoder]
-    rates = [float(trial["training.optimizer.learning_rate"]) for trial in own]
-    axis.scatter(rates, [float(trial["valid.filtered.mrr"]) for trial in own], label=decoder)
+    own = [trial for trial in study.trials if trial.params["model.decoder"] == decoder]
+    rates = [trial.params["training.optimizer.learning_rate"] for trial in own]
+    axis.scatter(rates, [trial.value for trial in own], label=decoder)
 axis.set(xlabel="learning rate", ylabel="validation MRR", xscale="log")
 axis.legend()
 figure.tight_layout()

@@ -161,10 +161,10 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> None:
-    from marius_oac.training.tune.request import TuneRequest
-    from marius_oac.training.tune.search import tune
+    with imports():
+        from marius_oac.training.tune.search import TuneRequest, tune
 
-    shared = {name: getattr(args, name) for name in ("config", "space", "trials", "jobs", "out", "keep")}
+    shared = {name: getattr(args, name) for name in ("config", "space", "trials", "out", "keep")}
     report(tune(TuneRequest(overrides=tuple(args.set), **shared)))
 
 
@@ -317,7 +317,7 @@ def _parser() -> Parser:
     comparing.add_argument("first", type=Path, help="run folder")
     comparing.add_argument("second", type=Path, help="run folder to compare it with")
     add_report(command("report", make_report, "Write an HTML report of runs: curves, stages, comparison of results."))
-    add_watch(command("watch", watch_run, "Show a run while it trains, in the browser or terminal (--text)."))
+    add_watch(command("watch", watch_run, "Show a run while it trains, in the terminal or as a page."))
     verifying = command("verify", _verify, "Verify the checksums of a run (exit code: 0 intact, 2 damaged).")
     verifying.add_argument("run", type=Path, help="run folder")
     _add_opening(commands.choices)

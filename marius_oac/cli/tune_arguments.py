@@ -24,9 +24,6 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
         "--trials", type=_count, default=50, help="total number of trials, including existing ones (default: 50)"
     )
     parser.add_argument(
-        "--jobs", type=_count, default=1, help="trials to run at once; they share the cores (default: 1)"
-    )
-    parser.add_argument(
         "--out", type=Path, help="folder of the search (default: tune/NAME, by the name of the configuration)"
     )
     parser.add_argument("--keep", action="store_true", help="keep the runs of all trials, not only of the best one")

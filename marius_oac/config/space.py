@@ -95,10 +95,10 @@ class SpaceConfig(Section):
     seed: NonNegativeInt = Field(
         0, description="Seed of the search. Each trial draws from the seed and its own number."
     )
-    sampler: Literal["tpe", "gp", "cmaes", "random"] = Field(
-        "tpe", description="Optuna sampler: tpe, gp (needs scipy), cmaes (needs cmaes) or random."
+    sampler: Literal["tpe", "gp", "random"] = Field(
+        "tpe", description="Optuna sampler: tpe, gp (needs scipy) or random."
     )
-    startup: PositiveInt = Field(10, description="Number of random trials before tpe, gp or cmaes chooses.")
+    startup: PositiveInt = Field(10, description="Number of random trials before tpe or gp chooses.")
     pruner: Literal["median", "halving", "none"] = Field(
         "median",
         description="When to stop a trial early. median: its best result so far is worse than the median of the "

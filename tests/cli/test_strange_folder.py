@@ -29,7 +29,7 @@ COMMANDS = {
               ["train", "mine.yaml", "--out", "made/two", *TRAIN, "--local-nodes", "2"],
               ["train", "mine.yaml", "--out", "made/three", *TRAIN, "--set", "trackers=[prometheus]"]],
     "resume": [["resume", ".", "--set", "training.epochs=3"]],
-    "tune": [["tune", "mine.yaml", "--space", "space.yaml", "--trials", "2", "--jobs", "2", "--out", "made/t", *TRAIN]],
+    "tune": [["tune", "mine.yaml", "--space", "space.yaml", "--trials", "2", "--out", "made/t", *TRAIN]],
     "kuberay": [["kuberay", "mine.yaml", "--image", "x", "--claim", "c", "--trainers", "2",
                  "--out", "/data/run"]],
     "attach": [["attach", "nodes.yaml"]],
@@ -39,7 +39,7 @@ COMMANDS = {
     "export": [["export", ".", "--format", "parquet", "--out", "made/export"]],
     "compare": [["compare", ".", "."]],
     "report": [["report", ".", "--out", "made/report.html"]],
-    "watch": [["watch", ".", "--text"]],
+    "watch": [["watch", "."]],
     "verify": [["verify", "."]],
 }  # fmt: skip
 FAIL = {"attach": 2, "scale": 2}

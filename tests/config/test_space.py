@@ -60,7 +60,7 @@ BAD = {
     "space: {training.batch_sizes: [1]}": "unknown key 'batch_sizes'; did you mean 'batch_size'?",
     "space: {training.batch_size: [x, true]}": "space.training.batch_size: must be an integer, not 'x'",
     "space: {}": "space: must name at least one",
-    "sampler: tp\nspace: {seed: [1]}": "1: sampler: must be 'tpe', 'gp', 'cmaes' or 'random', not 'tp'",
+    "sampler: tp\nspace: {seed: [1]}": "1: sampler: must be 'tpe', 'gp' or 'random', not 'tp'",
     "space: {seed: {low: yes, high: 3}}": "space.seed.low: must be a number, not true",
     "spac: 1": "unknown key 'spac'; did you mean 'space'?",
     "space: {seed: {low: 1, high: 3, lo: 4}}": "space.seed.lo: unknown key 'lo'; did you mean 'low'?",

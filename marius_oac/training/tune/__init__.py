@@ -1,1 +1,1 @@
-"""A search over settings: trials, each a run of its own, chosen by Optuna (docs/tune.md)."""
+"""A search over settings: trials, each a run, chosen by Optuna (docs/tune.md)."""

@@ -1,20 +1,18 @@
-"""What a search has found: the best trial's config as a file, all trials as a table, and lines for the user."""
+"""What a search has found: the best trial's config as a file, and lines for the user."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING, Any
 
-from marius_oac.config.space import at, written
-from marius_oac.errors import InputError
-from marius_oac.runtime.files.atomic import write_atomically
-from marius_oac.training.tune.request import TuneRequest
-from marius_oac.training.tune.trials import Trial, TrialsFolder
+from marius_oac.training.tune.study import STUDY
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 SHOWN = 5
 _TESTED = (
@@ -29,71 +27,45 @@ class Outcome:
 
     Attributes:
         folder: of the search.
-        best: its best trial.
-        trials: all.
+        run: the folder of the best trial's run.
+        trials: all; at least one is complete.
         metric: by which trials are compared.
     """
 
     folder: Path
-    best: Trial
-    trials: tuple[Trial, ...]
+    run: Path
+    trials: Sequence[FrozenTrial]
     metric: str
 
     def __str__(self) -> str:
-        counts = Counter(trial.state for trial in self.trials)
+        counts = Counter(trial.state.name.lower() for trial in self.trials)
         lines = [f"{self.folder}: " + ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))]
-        lines.append(f"  {'trial':>5}  {'valid ' + self.metric:>18}  {'seconds':>7}  values")
-        for trial in ranked(self.trials)[:SHOWN]:
-            lines.append(f"  {trial.number:>5}  {trial.value:>18.4f}  {trial.seconds:>7.0f}  {trial.told()}")
-        lines.append(f"the best on test, by which nothing was chosen: {tested(self.best)}")
-        run = TrialsFolder(self.folder).run(self.best.number)
-        lines.append(f"its config: {self.folder / 'best.yaml'}; its run: {run}")
-        lines.append(
-            f"all trials: {self.folder / 'trials.tsv'}; as a page: marius-oac report {quote(str(self.folder))}"
-        )
+        lines.append(f"  {'trial':>5}  {'valid ' + self.metric:>18}  values")
+        best, *_ = found = ranked(self.trials)
+        lines += [f"  {trial.number:>5}  {trial.value:>18.4f}  {told(trial.params)}" for trial in found[:SHOWN]]
+        lines.append(f"the best on test, by which nothing was chosen: {tested(best)}")
+        lines.append(f"its config: {self.folder / 'best.yaml'}; its run: {self.run}")
+        lines.append(f"all trials: optuna-dashboard {quote(str(self.folder / STUDY))}")
         return "\n".join(lines)
 
 
-def ranked(trials: Sequence[Trial]) -> list[Trial]:
+def ranked(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Complete trials, the best first; of equal ones the earlier."""
-    return sorted((t for t in trials if t.value is not None), key=lambda trial: (-(trial.value or 0.0), trial.number))
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
+    return sorted(complete, key=lambda trial: (-(trial.value or 0.0), trial.number))
 
 
-def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The best complete trial."""
-    return next(iter(ranked(trials)), None)
-
-
-def tested(trial: Trial) -> str:
+def tested(trial: FrozenTrial) -> str:
     """Its main metrics on test."""
-    shown = {key.removeprefix("test."): value for key, value in trial.test.items() if key in _TESTED}
-    return ", ".join(f"{key} {value:.4f}" for key, value in shown.items()) or "no test data"
+    values = trial.user_attrs.get("test", {})
+    shown = [f"{key.removeprefix('test.')} {values[key]:.4f}" for key in _TESTED if key in values]
+    return ", ".join(shown) or "no test data"
 
 
-def write_results(folder: TrialsFolder, request: TuneRequest, trials: Sequence[Trial], metric: str) -> Outcome:
-    """Writes `best.yaml` and `trials.tsv`. Raises InputError where no trial is complete."""
-    best = best_of(trials)
-    if best is None:
-        raise InputError("no trial is complete: all were stopped early or failed", folder.path)
-    config = at(best.values, request.config, request.overrides)
-    about = (
-        f"Trial {best.number} of {len(trials)}: valid {metric} {best.value:.4f}, on test {tested(best)}.\n"
-        f"Made by: marius-oac tune {request.config} --space {request.space}\n"
-        f"Chosen: {best.told()}"
-    )
-    write_atomically(folder.path / "best.yaml", written(config, about))
-    write_atomically(folder.path / "trials.tsv", _table(trials, metric))
-    return Outcome(folder.path, best, tuple(trials), metric)
+def told(values: Mapping[str, Any]) -> str:
+    """Values of settings, on one line."""
+    return " ".join(f"{key.rpartition('.')[2]}={_short(value)}" for key, value in values.items())
 
 
-def _table(trials: Sequence[Trial], metric: str) -> str:
-    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
-    text = io.StringIO()
-    rows = csv.writer(text, delimiter="\t", lineterminator="\n")
-    rows.writerow(["trial", "state", f"valid.{metric}", "epochs", "seconds", *keys, "why"])
-    for trial in trials:
-        epochs = trial.curve[-1][0] if trial.curve else 0
-        values = [trial.values[key] for key in keys]
-        value = "" if trial.value is None else trial.value
-        rows.writerow([trial.number, trial.state, value, epochs, f"{trial.seconds:.1f}", *values, trial.why])
-    return text.getvalue()
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
