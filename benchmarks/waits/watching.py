@@ -1,7 +1,4 @@
-"""What `marius-oac watch` costs a run: processor seconds with a watcher and without, in turns, and its own.
-
-Of the browser there is what its page costs: the page is asked for again when its server says.
-"""
+"""What `marius-oac watch` costs a run: processor seconds with a watcher and without, in turns, and its own."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
-WAYS = {"not watched": None, "--text": ["--text"], "browser": []}
+WAYS = {"not watched": None, "terminal": [], "page": ["--page"]}
 PROGRAM = [sys.executable, "-m", "marius_oac"]
 
 
@@ -48,23 +44,8 @@ def _run(args: argparse.Namespace, out: Path, options: list[str] | None) -> tupl
         while not (out / "metrics.jsonl").exists():
             time.sleep(0.05)
         watcher = subprocess.Popen([*PROGRAM, "watch", str(out), *options], stdout=subprocess.PIPE, text=True)
-        if not options:
-            _look(watcher)
     spent = [_wait(each) for each in (run, watcher) if each is not None]
     return spent[0], spent[1] if watcher else 0.0
-
-
-def _look(watcher: subprocess.Popen[str]) -> None:
-    """Asks for the page as a browser does, until it is the last one."""
-    assert watcher.stdout is not None
-    address = watcher.stdout.readline().strip()
-    while True:
-        with urllib.request.urlopen(address) as page:
-            page.read()
-            again = page.headers["Refresh"]
-        if again is None:
-            return
-        time.sleep(float(again))
 
 
 def _wait(process: subprocess.Popen[str]) -> float:

@@ -19,7 +19,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="RUN",
-        help="run folder, or folder of a search by `tune`; several runs are compared",
+        help="run folder; several runs are compared",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write (default: report.html in the first folder)"
@@ -36,9 +36,6 @@ def make_report(args: argparse.Namespace) -> None:
     with imports():
         from marius_oac.runs.report.page import write_report
 
-    searches = [path for path in args.runs if (path / "search.json").is_file()]
-    if searches and (len(args.runs) > 1 or args.quality):
-        raise InputError("is a search, whose report has no other run, and opens no model", searches[0])
     opened = {"data_path": args.data_path, "trust": args.trust}
     if not args.quality and any(opened.values()):
         raise InputError("goes with --quality: without it no model is opened", "--data-path, --trust")
@@ -48,13 +45,7 @@ def make_report(args: argparse.Namespace) -> None:
             from marius_oac.training.trained import quality_of_run
 
         measure = partial(quality_of_run, **opened)
-    if searches:
-        with imports():
-            from marius_oac.training.tune.report import write_study_report
-
-        path = write_study_report(searches[0], args.out)
-    else:
-        path = write_report(args.runs, args.out, measure)
+    path = write_report(args.runs, args.out, measure)
     report(path)
     if args.open:
         webbrowser.open(path.absolute().as_uri())
@@ -63,11 +54,12 @@ def make_report(args: argparse.Namespace) -> None:
 def add_watch(parser: argparse.ArgumentParser) -> None:
     """The arguments of `watch`."""
     parser.add_argument("run", type=Path, help="run folder; the run may stop and resume meanwhile")
-    parser.add_argument("--text", action="store_true", help="show it in the terminal instead of the browser")
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.add_argument("--port", type=int, default=0, help="port of the page (default: a free port)")
     parser.add_argument(
-        "--every", type=float, metavar="SECONDS", help="time between updates (default: 10; with --text: 2)"
+        "--page", action="store_true", help="write RUN/report.html again and again instead; the page reloads itself"
+    )
+    parser.add_argument("--open", action="store_true", help="open that page in the browser")
+    parser.add_argument(
+        "--every", type=float, metavar="SECONDS", help="time between updates (default: 2; with a page: 10)"
     )
     parser.add_argument("--keep", action="store_true", help="continue after the run has ended, until Ctrl-C")
 
@@ -77,7 +69,6 @@ def watch_run(args: argparse.Namespace) -> None:
     with imports():
         from marius_oac.runs.watch.watch import Looks, watch
 
-    if args.text and (args.open or args.port):
-        raise InputError("is for the browser: leave out --text", "--open" if args.open else "--port")
-    every = (2.0 if args.text else 10.0) if args.every is None else args.every
-    watch(args.run, Looks(args.text, every, args.port, args.open, args.keep))
+    page = args.page or args.open
+    every = (10.0 if page else 2.0) if args.every is None else args.every
+    watch(args.run, Looks(page, every, args.open, args.keep))

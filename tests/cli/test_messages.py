@@ -36,7 +36,7 @@ def test_of_a_module_that_is_run(tmp_path, monkeypatch, capsys, module, words):
 
 
 @pytest.mark.parametrize(("package", "words"), [
-    ("jinja2", ["report", "RUN"]), ("matplotlib", ["report", "RUN"]), ("rich.console", ["watch", "RUN", "--text"]),
+    ("jinja2", ["report", "RUN"]), ("matplotlib", ["report", "RUN"]), ("rich.console", ["watch", "RUN"]),
     ("optuna", ["tune", "CONFIG", "--space", "SPACE"]),
 ])  # fmt: skip
 def test_of_a_package_that_is_not_installed(command, finished, tmp_path, monkeypatch, package, words):

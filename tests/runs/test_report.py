@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +21,8 @@ from marius_oac.runs.report.details import nodes
 from marius_oac.runs.report.drawing import check_matplotlib, colour, draw
 from marius_oac.runs.report.history import read_history
 from marius_oac.runs.report.learning import what
-from marius_oac.runs.report.page import arranged, pieces, printable, write_report
-from marius_oac.runs.report.parts import Figure, Report, Section, Table
+from marius_oac.runs.report.page import write_report
+from marius_oac.runs.report.parts import Report, epoch_table
 from marius_oac.runs.report.quality import quality
 from marius_oac.runs.report.rows import rows
 from marius_oac.runs.report.speed import speed
@@ -189,9 +188,10 @@ def test_the_keys_that_differ(graph, tmp_path):
             ("c", ("training.early_stopping={patience: 3}", "model.decoder=distmult")),
         )
     ]
-    found = dict(config_differences(runs))
+    found = {key: values for key, *values in config_differences(runs)}
     assert found["seed"] == ["0", "5", "0"] and found["model.decoder"] == ["complex", "complex", "distmult"]
-    assert set(found) == {"seed", "model.decoder", "training.early_stopping"}
+    assert {key.partition(".early")[0] for key in found} == {"seed", "model.decoder", "training"}
+    assert found["training.early_stopping.patience"] == ["", "", "3"]
     assert what(runs[2]).startswith("`distmult` of dimension 8")
 
 
@@ -237,9 +237,9 @@ def test_settings_of_matplotlib_do_not_change_a_drawing():
     """Those of a folder could have LaTeX run."""
     import matplotlib
 
-    plain = draw("a", lambda axes, narrow: axes.plot([0, 1], [1, 2]))
+    plain = draw("a", lambda axes: axes.plot([0, 1], [1, 2]))
     with matplotlib.rc_context({"text.usetex": True, "lines.linestyle": ":", "axes.labelpad": 40, "font.size": 30}):
-        assert draw("a", lambda axes, narrow: axes.plot([0, 1], [1, 2])) == plain
+        assert draw("a", lambda axes: axes.plot([0, 1], [1, 2])) == plain
 
 
 def test_libraries_that_are_missing_are_named(monkeypatch):
@@ -249,46 +249,35 @@ def test_libraries_that_are_missing_are_named(monkeypatch):
 
 
 def test_curves_keep_means_and_leave_out_what_is_no_number(graph, tmp_path):
-    course = Course.of(read_history(made_up(tmp_path / "a", graph, losses=(1.0, 1.0, 1.0))))
+    runs = [read_history(made_up(tmp_path / "a", graph, losses=(1.0, 1.0, 1.0)))]
+    course = Course.of(runs[0])
     assert course.batches.tolist() == [0, 10, 20, 30] and course.seconds.tolist() == [0, 1, 2, 3]
     assert course.at("epochs", np.array([0.0, 10, 20, 30])).tolist() == [0, 0.5, 1, 1.5]
     assert course.at("seconds", np.array([5.0, 25])).tolist() == [0.5, 2.5]
     values = np.random.default_rng(0).normal(size=1000)
-    thinned = curve(0, course, np.arange(1000.0), values)
+    thinned = curve(runs, 0, np.arange(1000.0), values)
     assert len(thinned.values) == curves.MOST_POINTS and thinned.batches[[0, -1]].tolist() == [4, 999]
     assert thinned.values == pytest.approx(values.reshape(200, 5).mean(axis=1))
-    odd = curve(0, course, [1, 2, 3, 4, 5], [1.0, None, float("inf"), 1e300, 2.0])
+    odd = curve(runs, 0, [1, 2, 3, 4, 5], [1.0, None, float("inf"), 1e300, 2.0])
     assert odd.values.tolist() == [1.0, 2.0] and odd.batches.tolist() == [1, 5] and odd.is_drawn
-    assert not curve(0, course, [1], [1.0]).is_drawn
+    assert not curve(runs, 0, [1], [1.0]).is_drawn
 
 
-def test_bins_add_up(graph, tmp_path):
-    run = read_history(made_up(tmp_path / "a", graph, losses=[1.0] * 11))
-    cuts, sums, seconds = binned(run, 4, [{"x": float(number)} for number in range(11)])
-    assert cuts.tolist() == [0, 2, 5, 8, 11] and seconds.tolist() == [2, 3, 3, 3]
-    assert [each["x"] for each in sums] == [1, 9, 18, 27]
+def test_bins_add_up():
+    cuts, sums = binned(np.array([np.arange(11.0), np.ones(11)]), 4)
+    assert cuts.tolist() == [0, 2, 5, 8, 11] and sums.tolist() == [[1, 9, 18, 27], [2, 3, 3, 3]]
+    assert binned(np.ones((1, 2)), 4)[0].tolist() == [0, 1, 2]
 
 
 def test_a_figure_has_the_pages_colours_and_its_numbers_unchanged():
-    def paint(axes, narrow):
+    def paint(axes):
         axes.plot([0.12345, 1], [1, 2], color=colour("run", 3))
         axes.set_title("<b>$a$ 0.12345 --> ]]>")
 
-    wide, narrow = draw("x", paint).values()
-    assert (
-        "var(--run-3)" in wide
-        and "&lt;b&gt;$a$ 0.12345 --&gt; ]]&gt;" in wide
-        and not re.search("<g id=|<text[^>]*font-family", wide)
-    )
-    assert 'viewBox="0 0 700 250"' in wide and 'viewBox="0 0 340 250"' in narrow
-    assert draw("x", paint)["wide"] == wide, "the same each time"
-
-
-def test_figures_that_would_leave_a_place_empty_have_their_numbers_there():
-    table = Table("t", ["a"], [["1"]], open=False)
-    half, whole = Figure("f", "w", {}, table), Figure("f", "w", {}, table, beside=True)
-    after = arranged(Section("s", "S", (), [half, half, half, whole, half, half])).blocks
-    assert [each.beside for each in after] == [False, False, True, True, False, False] and after[2].table.open
+    drawn = draw("x", paint)
+    assert "var(--run-3)" in drawn and "&lt;b&gt;$a$ 0.12345 --&gt; ]]&gt;" in drawn
+    assert not re.search("<g id=|<text[^>]*font-family", drawn) and 'viewBox="0 0 700 250"' in drawn
+    assert draw("x", paint) == drawn, "the same each time"
 
 
 def test_nodes_and_changes_of_the_mode(graph, tmp_path):
@@ -322,8 +311,8 @@ def test_what_was_measured_with_the_models(graph, tmp_path, monkeypatch):
     assert (
         "the mean prediction is 0.475, and 0.38 are clicks" in calibration.words and len(calibration.table.rows) == 20
     )
-    assert "50 of 99 rows" in plane.words and plane.drawings[""]["wide"].count("<use") > 50
-    drawn = relations.drawings[""]["narrow"]
+    assert "50 of 99 rows" in plane.words and plane.drawings[""].count("<use") > 50
+    drawn = relations.drawings[""]
     assert "&lt;script" in drawn and "<script" not in drawn and drawn.count("var(--stage-0)") == 20
     measured = []
     monkeypatch.setattr(page, "render", lambda report: str(report.qualities))
@@ -348,25 +337,12 @@ def test_amounts_begin_at_0(graph, tmp_path):
     report = Report([read_history(made_up(tmp_path / "a", graph))])
     for figure in (speed(report).blocks[0], rows(report).blocks[0]):
         for drawing in figure.drawings.values():
-            assert re.search(r"<text[^>]*>0</text>", drawing["wide"]), figure.title
+            assert re.search(r"<text[^>]*>0</text>", drawing), figure.title
 
 
-def test_names_are_broken_where_they_have_points_and_underscores():
-    assert pieces("training.examples_per_second") == ["training.", "examples_", "per_", "second"]
-    for name in ("", ".", "a", "a..b_", f"_{EVIL}."):
-        assert "".join(pieces(name)) == printable(name)
-
-
-def test_a_long_table_is_cut_only_where_it_can_be_scrolled():
-    style = (Path(page.__file__).parent / "page.css").read_text()
-    cut = re.findall(r"([.\w ]+) \{ max-height: [^n]", style)
-    printed = style[style.index("@media print") :]
-    assert cut and all(f"{each.strip()} {{ max-height: none; }}" in printed for each in cut)
-    assert all(f"{each.strip()} {{ max-height: 19rem; overflow-y: auto; background:" in style for each in cut)
-
-
-def test_long_tables_of_curves_are_thinned_and_others_are_not():
-    rows = [[str(number)] for number in range(101)]
-    shown = Table("t", ["a"], rows, series=True).shown
-    assert len(shown) <= 41 and shown[0] == ["0"] and shown[-1] == ["100"] and shown[1] == ["3"]
-    assert Table("t", ["a"], rows).shown == rows
+def test_a_long_table_by_epoch_is_thinned_and_says_so(graph, tmp_path):
+    report = Report([read_history(made_up(tmp_path / "a", graph))])
+    table = epoch_table(report, "t", [{epoch: 0.5 for epoch in range(1, 1002)}])
+    assert table.caption == "t, every 6 epochs" and len(table.rows) < 200
+    assert [row[0] for row in table.rows[:2]] == ["1", "7"] and table.rows[-1] == ["1,001", "0.5"]
+    assert epoch_table(report, "t", [{1: 0.5, 2: None}]).rows == [["1", "0.5"], ["2", ""]]

@@ -185,7 +185,7 @@ COMMANDS = {
     "train": ["train", "CONFIG", "--out", "OUT"],
     "resume": ["resume", "COPY", "--set", "training.epochs=2"],
     "report": ["report", "RUN", "--out", "OUT.html"],
-    "watch": ["watch", "RUN", "--text"],
+    "watch": ["watch", "RUN"],
     "unknown name": ["predict", "RUN", "--head", NAME, "--relation", "x"],
     "no file": ["train", f"{NAME}.yaml"],
     "bad argument": ["eval", "RUN", f"--{NAME}"],

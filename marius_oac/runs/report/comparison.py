@@ -1,35 +1,41 @@
-"""Two runs beside each other: in which keys their configurations differ, and whether they have the same bits."""
+"""Runs beside each other: the keys of their configurations, and whether they have the same bits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from marius_oac.errors import shown
-from marius_oac.runs.folder.about import differences
 from marius_oac.runs.report.history import History, Interval
 
-_MISSING = object()
+
+def config_differences(runs: Sequence[History]) -> list[list[str]]:
+    """Of each key that not all runs have the same value of: the key, and the value of every run as text."""
+    return [row for row in config_rows(runs) if len(set(row[1:])) > 1]
 
 
-def config_differences(runs: Sequence[History]) -> list[tuple[str, list[str]]]:
-    """The keys that not all runs have the same value of, each with the value of every run as text."""
-    trees = [run.config.model_dump(mode="json") for run in runs]
-    keys = {key: None for tree in trees[1:] for key, *_ in differences(trees[0], tree)}
-    return [(key, [_told(_at(tree, key)) for tree in trees]) for key in keys]
+def config_rows(runs: Sequence[History]) -> list[list[str]]:
+    """Of each key of the configurations: the key, and the value of every run as text."""
+    found = [_flat(run.config.model_dump(mode="json")) for run in runs]
+    keys = list(dict.fromkeys(key for each in found for key in each))
+    return [[key, *(each.get(key, "") for each in found)] for key in keys]
 
 
-def _at(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        if isinstance(tree, list):
-            tree = tree[int(part)] if part.isdigit() and int(part) < len(tree) else _MISSING
+def _flat(config: Any) -> dict[str, str]:
+    """The keys of a configuration, given as plain values, with their values as texts."""
+    found: dict[str, str] = {}
+
+    def walk(tree: Any, path: str) -> None:
+        if isinstance(tree, dict) and tree:
+            for key, value in tree.items():
+                walk(value, f"{path}.{key}" if path else str(key))
+        elif isinstance(tree, list) and tree and isinstance(tree[0], dict):
+            for place, value in enumerate(tree):
+                walk(value, f"{path}.{place}")
         else:
-            tree = tree.get(part, _MISSING) if isinstance(tree, dict) else _MISSING
-    return tree
+            found[path] = "null" if tree is None else str(tree).lower() if isinstance(tree, bool) else str(tree)
 
-
-def _told(value: Any) -> str:
-    return "" if value is _MISSING else value if isinstance(value, str) and value else shown(value)
+    walk(config, "")
+    return found
 
 
 def bits(first: History, second: History) -> str:

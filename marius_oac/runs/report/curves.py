@@ -59,25 +59,18 @@ class Curve:
     @property
     def is_drawn(self) -> bool:
         """Whether there is more than one value."""
-        return bool(np.isfinite(self.values).sum() > 1)
-
-    def points(self, axis: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """The curve on an axis, without what is no number; None: that axis is unknown."""
-        places = self.course.at(axis, self.batches)
-        if places is None:
-            return None
-        sound = np.isfinite(self.values) & (np.abs(self.values) <= LARGEST)
-        return places[sound], self.values[sound]
+        return len(self.values) > 1
 
 
-def curve(run: int, course: Course, batches: Sequence[float], values: Sequence[float | None]) -> Curve:
-    """A curve of values, None where there is none; means of neighbours where there are more than `MOST_POINTS`."""
+def curve(runs: Sequence[History], run: int, batches: Sequence[float], values: Sequence[float | None]) -> Curve:
+    """A curve of values of one of the runs, None where there is none; means of neighbours where there are more than
+    `MOST_POINTS`."""
     sound, found = _sound(values)
     places = np.array(batches, np.float64)[sound]
     if len(found) > MOST_POINTS:
         cuts = _cuts(len(found), MOST_POINTS)
         places, found = places[cuts[1:] - 1], _means(found, cuts)
-    return Curve(run, course, places, found)
+    return Curve(run, Course.of(runs[run]), places, found)
 
 
 def thinned(values: Sequence[float | None], most: int) -> list[float]:
@@ -101,25 +94,15 @@ def _means(values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     return np.add.reduceat(values, cuts[:-1]) / np.diff(cuts)
 
 
-def binned(
-    run: History, most: int, values: Sequence[dict[str, float]]
-) -> tuple[np.ndarray, list[dict[str, float]], np.ndarray]:
-    """Sums of values of the intervals over at most `most` bins of them.
+def binned(values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over at most `most` bins of the intervals.
+
+    Args:
+        values: float64 [names, intervals].
 
     Returns:
-        The intervals at which bins begin and end, int64 [bins + 1]; of each bin the sums by name; its seconds, float64
-        [bins].
+        The intervals at which bins begin and end, int64 [bins + 1]; the sums, float64 [names, bins].
     """
-    count = min(most, len(run.intervals))
-    cuts = np.linspace(0, len(run.intervals), count + 1).astype(np.int64)
-    sums: list[dict[str, float]] = []
-    for begin, end in zip(cuts, cuts[1:], strict=False):
-        total: dict[str, float] = {}
-        for each in values[begin:end]:
-            for name, value in each.items():
-                total[name] = total.get(name, 0.0) + value
-        sums.append(total)
-    seconds = np.array(
-        [sum(line.seconds for line in run.intervals[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]
-    )
-    return cuts, sums, seconds
+    count = values.shape[1]
+    cuts = _cuts(count, min(most, count))
+    return cuts, np.add.reduceat(values, cuts[:-1], axis=1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from marius_oac.runs.report.comparison import config_rows
 from marius_oac.runs.report.history import History, numbers
 from marius_oac.runs.report.lines import line_figure, of_epochs
 from marius_oac.runs.report.parts import Figure, Report, Section, Table, columns, epoch_table, header
@@ -52,10 +52,8 @@ def everything(report: Report) -> Section:
     if names:
         rows = columns(report, names, lambda run, name: _results(run).get(name))
         blocks.append(Table("All results", header(report, "what"), rows, open=False))
-    found = [flat(run.config.model_dump(mode="json")) for run in report.runs]
-    keys = list(dict.fromkeys(key for each in found for key in each))
-    table = [[key, *(each.get(key, "") for each in found)] for key in keys]
-    blocks.append(Table("The whole configuration", header(report, "key"), table, open=False, texts=True))
+    rows = [[key, *map(_cut, values)] for key, *values in config_rows(report.runs)]
+    blocks.append(Table("The whole configuration", header(report, "key"), rows, open=False, texts=True))
     return Section("details", "Details", (), blocks)
 
 
@@ -66,20 +64,5 @@ def _results(run: History) -> dict[str, float]:
     return found
 
 
-def flat(config: Any) -> dict[str, str]:
-    """The keys of a configuration, given as plain values, with their values as texts."""
-    found: dict[str, str] = {}
-
-    def walk(tree: Any, path: str) -> None:
-        if isinstance(tree, dict) and tree:
-            for key, value in tree.items():
-                walk(value, f"{path}.{key}" if path else str(key))
-        elif isinstance(tree, list) and tree and isinstance(tree[0], dict):
-            for place, value in enumerate(tree):
-                walk(value, f"{path}.{place}")
-        else:
-            text = "null" if tree is None else str(tree).lower() if isinstance(tree, bool) else str(tree)
-            found[path] = text if len(text) <= 300 else text[:297] + "..."
-
-    walk(config, "")
-    return found
+def _cut(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:297]}..."

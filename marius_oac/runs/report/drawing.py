@@ -5,8 +5,8 @@ is text and paths that need no script. Plotly and Vega would bring 1 to 4 MB of 
 with a script of its own can not forbid those that a stranger's file might smuggle in; this one forbids all scripts.
 
 A colour of the page is drawn as a colour that nothing else has, and becomes a variable of the style sheet afterwards;
-so one drawing does for light and dark. Every figure is drawn for wide and for narrow pages: text keeps its size.
-Matplotlib is imported when the first figure is drawn.
+so one drawing does for light and dark. On a narrow page a figure can be scrolled: text keeps its size. Matplotlib is
+imported when the first figure is drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from marius_oac.errors import InputError, how_to_install
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTHS = {"wide": 700, "narrow": 340}
+WIDTH = 700
 """Of a figure, in CSS pixels."""
 DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
 """Of the runs' lines: curves of runs with the same bits lie upon each other, and all are to be seen."""
@@ -47,8 +47,8 @@ def _variable(match: re.Match[str]) -> str:
     return f"var(--{name}-{code & 31})"
 
 
-Paint = Callable[["Axes", bool], None]
-"""Draws into axes; True: they are narrow."""
+Paint = Callable[["Axes"], None]
+"""Draws into axes."""
 
 
 def check_matplotlib() -> None:
@@ -59,17 +59,13 @@ def check_matplotlib() -> None:
         raise InputError(f"needs Matplotlib: {how_to_install('report')}", "report") from None
 
 
-def draw(name: str, paint: Paint, height: int = 250, left: int = 52) -> dict[str, str]:
-    """A figure as SVG, by width (`WIDTHS`).
+def draw(name: str, paint: Paint, height: int = 250, left: int = 52) -> str:
+    """A figure as SVG.
 
     Args:
         name: unique in the page.
         height: in pixels; `left` of them are for the names of the vertical axis.
     """
-    return {width: _draw(f"{name}-{width}", paint, pixels, height, left) for width, pixels in WIDTHS.items()}
-
-
-def _draw(name: str, paint: Paint, width: int, height: int, left: int) -> str:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -85,23 +81,23 @@ def _draw(name: str, paint: Paint, width: int, height: int, left: int) -> str:
     }  # fmt: skip
     usual = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
     with matplotlib.rc_context(usual | style):
-        figure = Figure(figsize=(width / 72, height / 72))
+        figure = Figure(figsize=(WIDTH / 72, height / 72))
         FigureCanvasSVG(figure)
         # Matplotlib's own layouts measure each text, and take as long as all the rest.
-        axes = figure.add_axes((left / width, 44 / height, 1 - (left + 22) / width, 1 - 54 / height))
+        axes = figure.add_axes((left / WIDTH, 44 / height, 1 - (left + 22) / WIDTH, 1 - 54 / height))
         axes.grid(visible=False, axis="x")
-        paint(axes, width < 500)
+        paint(axes)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return _in_page(text.getvalue(), width, height)
+    return _in_page(text.getvalue(), height)
 
 
-def _in_page(svg: str, width: int, height: int) -> str:
+def _in_page(svg: str, height: int) -> str:
     """The drawing as an element of an HTML page: without what a file has before it, in the page's colours and font."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
     svg = re.sub(
-        r"<svg [^>]*>", f'<svg viewBox="0 0 {width} {height}" aria-hidden="true" focusable="false">', svg, count=1
+        r"<svg [^>]*>", f'<svg viewBox="0 0 {WIDTH} {height}" aria-hidden="true" focusable="false">', svg, count=1
     )
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
@@ -115,14 +111,13 @@ def _rounded(number: re.Match[str]) -> str:
     return f"{float(number.group()):.2f}".rstrip("0").rstrip(".")
 
 
-def tidy(axes: Axes, x_label: str, narrow: bool, y_label: str | None = None) -> None:
+def tidy(axes: Axes, x_label: str, y_label: str = "") -> None:
     """Labels axes, and writes their numbers in few characters."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_xlabel(x_label)
-    if y_label:
-        axes.set_ylabel(y_label)
-    axes.xaxis.set_major_locator(MaxNLocator(4 if narrow else 8, integer=x_label in ("batch", "epoch", "trial")))
+    axes.set_ylabel(y_label)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=x_label in ("batch", "epoch")))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value, axes.get_xlim()[1])))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value, axes.get_ylim()[1])))
@@ -138,32 +133,11 @@ def short(value: float, most: float = 0.0) -> str:
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def name_at_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Writes a name beside the right end of each curve: its last value, the name, its colour; names are moved apart."""
-    if not ends:
-        return
-    low, high = axes.get_ylim()
-    least = (high - low) * 0.07
-    placed: list[float] = []
-    for value, name, paint in sorted(ends):
-        place = max(value, placed[-1] + least) if placed else value
-        placed.append(place)
-        axes.annotate(
-            name, (1.0, place), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
-            va="center", color=paint, weight="bold", annotation_clip=False,
-        )  # fmt: skip
-
-
 def band(axes: Axes, edges: np.ndarray, heights: np.ndarray, colours: Sequence[str]) -> None:
     """Stacked steps: `heights`, float64 [kinds, bins], over bins between `edges`, float64 [bins + 1]."""
-    base = np.zeros(heights.shape[1])
-    for height, paint in zip(heights, colours, strict=True):
-        top = base + height
-        axes.fill_between(
-            edges, np.append(base, base[-1]), np.append(top, top[-1]), step="post", facecolor=paint, linewidth=0.4,
-            edgecolor=colour("surface"),
-        )  # fmt: skip
-        base = top
+    padded = np.append(heights, heights[:, -1:], axis=1)
+    axes.stackplot(edges, padded, colors=colours, step="post", linewidth=0.4, edgecolor=colour("surface"))
+    axes.set_ylim(0)
 
 
 HEATS = 6
@@ -172,21 +146,21 @@ HEATS = 6
 
 def heat_map(axes: Axes, edges: np.ndarray, values: np.ndarray, names: Sequence[str]) -> None:
     """Rows of cells: `values`, float64 [rows, bins], each from 0 to 1."""
-    levels = np.clip((values * HEATS).astype(np.int64), 0, HEATS - 1)
-    for row in range(len(names)):
-        begin = 0
-        for end in range(1, levels.shape[1] + 1):
-            if end == levels.shape[1] or levels[row, end] != levels[row, begin]:
-                left, right = edges[begin], edges[end]
-                axes.barh(
-                    row,
-                    right - left,
-                    left=left,
-                    height=0.86,
-                    color=colour("heat", int(levels[row, begin])),
-                    linewidth=0,
-                )
-                begin = end
+    from matplotlib.colors import ListedColormap
+
+    colours = ListedColormap([colour("heat", level) for level in range(HEATS)])
+    axes.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, values, cmap=colours, vmin=0, vmax=1)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(visible=False)
+
+
+def bars(axes: Axes, names: Sequence[str], values: Sequence[float], label: str) -> None:
+    """A bar for each name, from 0 to 1, the first one at the top."""
+    axes.barh(range(len(values)), values, height=0.7, color=colour("stage", 0))
+    tidy(axes, label)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.grid(visible=False)
+    axes.grid(visible=True, axis="x")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -147,54 +148,6 @@ ORDER = ("plan", "settle", "fetch", "wait", "read", "upload", "validate", "compu
 """Stages, as a batch passes them."""
 
 
-class Lines:
-    """The lines of a run's `metrics.jsonl` by kind, checked as they are added.
-
-    Args:
-        where: the file, for messages.
-    """
-
-    def __init__(self, where: Path):
-        self._where = where
-        self.intervals: list[Interval] = []
-        self.epochs: list[Epoch] = []
-        self.evaluations: list[Evaluation] = []
-        self.modes: list[ModeChange] = []
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Adds a line; one of an unknown kind is left out. Raises CheckpointError if it is damaged."""
-        where, kind = self._where, line["kind"]
-        if kind == "interval":
-            found = _totals(line, where)
-            self._check_order(self.intervals[-1] if self.intervals else found, found)
-            self.intervals.append(found)
-        elif kind == "epoch":
-            epoch = Epoch(_totals(line, where), numbers(line))
-            self._check_order(self.epochs[-1].totals if self.epochs else epoch.totals, epoch.totals)
-            self.epochs.append(epoch)
-        elif kind == "evaluation":
-            self.evaluations.append(_evaluation(line, where))
-        elif kind == "mode":
-            self.modes.append(_mode(line, where))
-
-    def _check_order(self, sooner: Interval, later: Interval) -> None:
-        if later.batch < sooner.batch:
-            raise CheckpointError("is damaged: its batches are not in order", self._where)
-
-    def history(self, folder: RunFolder) -> History:
-        """The run in this folder with these lines, and those that will be added."""
-        name, summary = folder.path.resolve().name, folder.summary()
-        of_kinds = self.intervals, self.epochs, self.evaluations, self.modes
-        return History(folder.path, name, folder.config, summary, *of_kinds, folder.over_nodes)
-
-
-def open_run(path: Path) -> RunFolder:
-    """Opens the folder of a run, whose files are links to no other folder. Raises as `read_history`."""
-    for name in READ:
-        check_inside(path, name)
-    return RunFolder.open(path)
-
-
 def read_history(path: Path) -> History:
     """Reads a run's folder; the run may be training.
 
@@ -202,23 +155,34 @@ def read_history(path: Path) -> History:
         CheckpointError: there is no run, or its files are damaged, too large, or links that lead out of it.
         ConfigError: its config.yaml is not the one that it was trained with.
     """
-    folder = open_run(path)
+    for name in READ:
+        _check_inside(path, name)
+    folder = RunFolder.open(path)
     where = folder.metrics.path
-    if os.path.exists(where):
-        check_size(os.stat(where).st_size, where)
-    lines = Lines(where)
-    for line in folder.metrics.lines():
-        lines.add(line)
-    return lines.history(folder)
-
-
-def check_size(size: int, where: Path) -> None:
-    """Raises CheckpointError where `metrics.jsonl` has more bytes than are read."""
-    if size > MOST_BYTES:
+    if os.path.exists(where) and os.stat(where).st_size > MOST_BYTES:
         raise CheckpointError(f"is larger than the {MOST_BYTES >> 20} MiB that a report reads", where)
+    of_kinds: dict[str, list[Any]] = {kind: [] for kind in _READERS}
+    for line in folder.metrics.lines():
+        if reader := _READERS.get(line["kind"]):
+            of_kinds[line["kind"]].append(reader(line, where))
+    history = History(
+        path=folder.path,
+        name=folder.path.resolve().name,
+        config=folder.config,
+        summary=folder.summary(),
+        intervals=of_kinds["interval"],
+        epochs=of_kinds["epoch"],
+        evaluations=of_kinds["evaluation"],
+        modes=of_kinds["mode"],
+        over_nodes=folder.over_nodes,
+    )
+    for lines in (history.intervals, [each.totals for each in history.epochs]):
+        if any(later.batch < sooner.batch for sooner, later in pairwise(lines)):
+            raise CheckpointError("is damaged: its batches are not in order", where)
+    return history
 
 
-def check_inside(folder: Path, name: str) -> None:
+def _check_inside(folder: Path, name: str) -> None:
     """Raises CheckpointError where a file of a folder is a symbolic link that leads out of it."""
     path = folder / name
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
@@ -227,6 +191,10 @@ def check_inside(folder: Path, name: str) -> None:
 
 def _totals(line: Mapping[str, Any], where: Path) -> Interval:
     return typed(dict(line), where, Interval, CheckpointError)
+
+
+def _epoch(line: Mapping[str, Any], where: Path) -> Epoch:
+    return Epoch(_totals(line, where), numbers(line))
 
 
 def _evaluation(line: Mapping[str, Any], where: Path) -> Evaluation:
@@ -238,6 +206,10 @@ def _mode(line: Mapping[str, Any], where: Path) -> ModeChange:
     at = typed(dict(line), where, _Line, CheckpointError)
     mode, reason = _text(line.get("mode"), where), _text(line.get("reason", ""), where)
     return ModeChange(at.batch, mode, line.get("switches") is True, reason)
+
+
+_READERS = {"interval": _totals, "epoch": _epoch, "evaluation": _evaluation, "mode": _mode}
+"""Of each kind of line that is read what makes an object of it."""
 
 
 def _text(value: Any, where: Path) -> str:

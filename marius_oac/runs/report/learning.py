@@ -7,9 +7,9 @@ from pathlib import Path
 
 from marius_oac.config.parts import own_file
 from marius_oac.runs.report.comparison import bits, config_differences
-from marius_oac.runs.report.curves import Course, curve
+from marius_oac.runs.report.curves import curve
 from marius_oac.runs.report.history import Evaluation, History
-from marius_oac.runs.report.lines import line_figure
+from marius_oac.runs.report.lines import line_figure, of_intervals
 from marius_oac.runs.report.parts import (
     Figure,
     Report,
@@ -117,17 +117,9 @@ def comparison(report: Report) -> Section | None:
         for number, run in enumerate(report.runs) if number
     ]  # fmt: skip
     blocks = [Table("Bits", ["runs", "verdict"], rows, texts=True)]
-    changed = config_differences(report.runs)
-    sentences = []
+    changed, sentences = config_differences(report.runs), []
     if changed:
-        blocks.append(
-            Table(
-                "Keys of the configuration that differ",
-                header(report, "key"),
-                [[key, *each] for key, each in changed],
-                texts=True,
-            )
-        )
+        blocks.append(Table("Keys of the configuration that differ", header(report, "key"), changed, texts=True))
     else:
         sentences.append("Their configurations are the same.")
     return Section("comparison", "Comparison", sentences, blocks)
@@ -135,23 +127,15 @@ def comparison(report: Report) -> Section | None:
 
 def learning(report: Report) -> Section | None:
     """Loss and metrics by batch, time and epoch."""
-    blocks: list[Figure | Table] = []
-    courses = [Course.of(run) for run in report.runs]
-    losses = [
-        curve(
-            number, courses[number], [line.batch + 1 for line in run.intervals], [line.loss for line in run.intervals]
-        )
-        for number, run in enumerate(report.runs)
-    ]
-    by_epoch = [{each.totals.epoch + 1: each.totals.loss for each in run.epochs} for run in report.runs]
-    blocks += line_figure(report, "loss", "Loss", losses, epoch_table(report, "Mean loss by epoch", by_epoch))
+    losses, by_epoch = of_intervals(report, lambda line, _: line.loss)
+    table = epoch_table(report, "Mean loss by epoch", by_epoch)
+    blocks: list[Figure | Table] = [*line_figure(report, "loss", "Loss", losses, table)]
+    splits = {each.split for run in report.runs for each in run.evaluations}
+    split = "valid" if "valid" in splits else "progressive"
     for name in drawn_metrics(report.runs):
-        found = [curve(number, courses[number], *_values(run, name)) for number, run in enumerate(report.runs)]
+        found = [curve(report.runs, number, *_values(run, name)) for number, run in enumerate(report.runs)]
         by_epoch = [{each.epoch + 1: each.values.get(name) for each in valid(run)} for run in report.runs]
         table = epoch_table(report, f"{name} by epoch", by_epoch)
-        split = (
-            "valid" if any(each.split == "valid" for run in report.runs for each in run.evaluations) else "progressive"
-        )
         blocks += line_figure(report, f"metric-{name}", f"{name} ({split})", found, table, marks=True)
     return Section("learning", "Loss and metrics", [], blocks) if blocks else None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from marius_oac.runs.report.curves import Course, Curve, curve
-from marius_oac.runs.report.drawing import DASHES, Paint, colour, draw, name_at_ends, tidy
+from marius_oac.runs.report.curves import AXES, Course, Curve, curve
+from marius_oac.runs.report.drawing import DASHES, colour, draw, tidy
+from marius_oac.runs.report.history import Interval
 from marius_oac.runs.report.parts import Figure, Report, Table, number_text
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 _MOST_MARKED = 30
 """Points of a curve that are marked, where it has no more."""
 
-Points = Sequence[tuple[int, tuple[np.ndarray, np.ndarray]]]
-"""Runs by number, with places and values, float64 [n] each."""
+ByEpoch = list[dict[int, float | None]]
+"""Of each run a value by epoch, counted from 1."""
 
 
 def line_figure(
@@ -40,10 +41,24 @@ def line_figure(
     if not drawn:
         return []
     drawings = {}
-    for axis, label in report.axes.items():
-        points = [(each.run, found) for each in drawn if (found := each.points(axis)) is not None]
-        if points:
-            drawings[axis] = draw(f"{id}-{axis}", _lines(report, points, label, marks, from_0))
+    for axis, label in AXES.items():
+        lines = [(each, places) for each in drawn if (places := each.course.at(axis, each.batches)) is not None]
+
+        def paint(axes: Axes, lines: list[tuple[Curve, np.ndarray]] = lines, label: str = label) -> None:
+            for each, places in lines:
+                axes.plot(
+                    places, each.values, color=colour("run", each.run), linestyle=DASHES[each.run % len(DASHES)],
+                    marker="o" if marks and len(places) <= _MOST_MARKED else None, markersize=4,
+                    label=report.letter(each.run),
+                )  # fmt: skip
+            tidy(axes, label)
+            if from_0:
+                axes.set_ylim(0)
+            if report.several:
+                axes.legend(frameon=False, ncols=len(lines))
+
+        if lines:
+            drawings[axis] = draw(f"{id}-{axis}", paint)
     words = "; ".join(
         f"{report.letter(each.run) + ' ' if report.several else ''}from {number_text(float(each.values[0]))} to "
         f"{number_text(float(each.values[-1]))}"
@@ -52,31 +67,43 @@ def line_figure(
     return [Figure(title, f"{title}: {words}.", drawings, table)]
 
 
-def _lines(report: Report, curves: Points, label: str, marks: bool, from_0: bool) -> Paint:
-    def paint(axes: Axes, narrow: bool) -> None:
-        ends = []
-        for run, (places, values) in curves:
-            axes.plot(
-                places, values, color=colour("run", run), linestyle=DASHES[run % len(DASHES)],
-                marker="o" if marks and len(places) <= _MOST_MARKED else None, markersize=4,
-            )  # fmt: skip
-            ends.append((float(values[-1]), report.letter(run), colour("run", run)))
-        tidy(axes, label, narrow)
-        if from_0:
-            axes.set_ylim(0)
-        if report.several:
-            name_at_ends(axes, ends)
-
-    return paint
+def of_intervals(report: Report, value: Callable[[Interval, float], float | None]) -> tuple[list[Curve], ByEpoch]:
+    """Of each run the curve of a value of its intervals, given how many batches each has, and its values by epoch."""
+    curves, by_epoch = list[Curve](), ByEpoch()
+    for number, run in enumerate(report.runs):
+        ends = [line.batch + 1.0 for line in run.intervals]
+        counts = np.diff([0.0, *ends])
+        values = [value(line, max(count, 1.0)) for line, count in zip(run.intervals, counts, strict=True)]
+        curves.append(curve(report.runs, number, ends, values))
+        by_epoch.append({each.totals.epoch + 1: value(each.totals, 1.0) for each in run.epochs})
+    return curves, by_epoch
 
 
-def of_epochs(report: Report, name: str) -> tuple[list[Curve], list[dict[int, float | None]]]:
-    """Of each run the curve of a value of its epochs' lines, and the values by epoch, counted from 1."""
-    curves: list[Curve] = []
-    values: list[dict[int, float | None]] = []
+def of_epochs(report: Report, name: str) -> tuple[list[Curve], ByEpoch]:
+    """Of each run the curve of a value of its epochs' lines, and the values by epoch."""
+    curves, by_epoch = list[Curve](), ByEpoch()
     for number, run in enumerate(report.runs):
         found = [(each.totals, each.values[name]) for each in run.epochs if name in each.values]
         ends = [totals.batch + 1 for totals, _ in found]
-        curves.append(curve(number, Course.of(run), ends, [value for _, value in found]))
-        values.append({totals.epoch + 1: value for totals, value in found})
-    return curves, values
+        curves.append(curve(report.runs, number, ends, [value for _, value in found]))
+        by_epoch.append({totals.epoch + 1: value for totals, value in found})
+    return curves, by_epoch
+
+
+def binned_drawings(
+    id: str, course: Course, cuts: np.ndarray, paint: Callable[[Axes, np.ndarray], None], height: int, left: int
+) -> dict[str, str]:
+    """Drawings by axis of what `paint` draws of bins, given axes and the edges of the bins, float64 [bins + 1]."""
+    drawings = {}
+    for axis, label in AXES.items():
+        edges = course.at(axis, course.batches[cuts])
+        if edges is None:
+            continue
+
+        def whole(axes: Axes, edges: np.ndarray = edges, label: str = label) -> None:
+            tidy(axes, label)
+            paint(axes, edges)
+            axes.set_xlim(edges[0], max(edges[-1], edges[0] + 1e-9))
+
+        drawings[axis] = draw(f"{id}-{axis}", whole, height, left)
+    return drawings

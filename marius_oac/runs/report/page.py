@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from marius_oac.runs.report import details, learning, quality, rows, space, spee
 from marius_oac.runs.report.curves import AXES
 from marius_oac.runs.report.drawing import check_matplotlib
 from marius_oac.runs.report.history import read_history
-from marius_oac.runs.report.parts import Figure, Report, Section, Table
+from marius_oac.runs.report.parts import Report
 from marius_oac.runtime.files.atomic import check_no_link, check_place, disk_errors, make_folder, write_atomically
 
 REPORT = "report.html"
@@ -36,102 +35,63 @@ def write_report(
     """
     if not 1 <= len(runs) <= MOST_RUNS:
         raise InputError(f"1 to {MOST_RUNS} runs fit in a report, not {len(runs)}", "report")
-    check_matplotlib()
     paths = [Path(run) for run in runs]
     target = Path(out) if out else paths[0] / REPORT
+    check_target(target)
     histories = [read_history(path) for path in paths]
-    return write_page(target, lambda: render(Report(histories, [measure(path) for path in paths] if measure else ())))
+    write_page(target, render(Report(histories, [measure(path) for path in paths] if measure else ())))
+    return target
 
 
-def write_page(target: Path, make: Callable[[], str]) -> Path:
-    """Writes a page that `make` makes, if it can be written there; returns `target`. Raises InputError if it can't."""
+def check_target(target: Path) -> None:
+    """Raises InputError where a page can't be written there, or a library is missing."""
+    check_matplotlib()
     check_place(target)
     check_no_link(target)
     if target.is_dir():
         raise InputError("is a folder: name a file", target)
-    page = make()
+
+
+def write_page(target: Path, page: str) -> None:
+    """Writes a page. Raises InputError where the disk is full, or the file can't be written."""
     with disk_errors(target):
         make_folder(target.parent)
     write_atomically(target, page)
-    return target
 
 
 def render(report: Report) -> str:
     """The page of a report of runs."""
-    made = (
-        learning.summary, learning.comparison, learning.learning, quality.quality, speed.speed, rows.rows, rows.disk,
-        space.memory, details.nodes, details.everything,
-    )  # fmt: skip
-    sections = [section for make in made if (section := make(report)) is not None]
-    names = [run.name for run in report.runs]
-    legend = [(report.letter(number), name) for number, name in enumerate(names)] if report.several else []
-    return html(f"Report: {', '.join(names)}", ", ".join(names), sections, report.axes, legend, report.live)
-
-
-def html(
-    title: str,
-    heading: str,
-    sections: Sequence[Section],
-    axes: Mapping[str, str] | None = None,
-    legend: Sequence[tuple[str, str]] = (),
-    live: float | None = None,
-) -> str:
-    """A page of sections.
-
-    Args:
-        axes: the horizontal axes to choose from, of `AXES`; None: there is one of each figure's own.
-        legend: letter and name of each run, in the order of the page's colours.
-        live: as of `Report`.
-    """
     try:
         import jinja2
         from markupsafe import Markup
     except ImportError:
         raise InputError(f"needs Jinja2: {how_to_install('report')}", "report") from None
+    made = (
+        learning.summary, learning.comparison, learning.learning, quality.quality, speed.speed, rows.rows, rows.disk,
+        space.memory, details.nodes, details.everything,
+    )  # fmt: skip
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )  # fmt: skip
-    environment.filters |= {"printable": printable, "coded": coded, "pieces": pieces}
+    )
+    environment.filters |= {"printable": printable, "coded": coded}
     environment.globals["svg"] = Markup
     here = files(__package__)
     page = environment.from_string((here / "page.html.j2").read_text("utf-8"))
+    names = [run.name for run in report.runs]
     return page.render(
-        title=title,
-        heading=heading,
+        heading=", ".join(names),
         style=(here / "page.css").read_text("utf-8"),
-        sections=[arranged(section) for section in sections],
-        axes=axes or {},
-        legend=legend,
-        live=live,
-        every_axis=AXES,
+        sections=[section for make in made if (section := make(report)) is not None],
+        axes=AXES,
+        legend=[(report.letter(number), name) for number, name in enumerate(names)] if report.several else [],
+        live=report.live,
         version=__version__,
     )
-
-
-def arranged(section: Section) -> Section:
-    """The section, in which a figure that would have an empty place beside it has its numbers there."""
-    blocks, left = list(section.blocks), False
-    for place, block in enumerate(blocks):
-        whole = _fills_a_line(block)
-        last = place + 1 == len(blocks) or _fills_a_line(blocks[place + 1])
-        if isinstance(block, Figure) and not whole and not left and last:
-            blocks[place] = replace(block, beside=True, table=replace(block.table, open=True))
-        left = not whole and not left and not last
-    return replace(section, blocks=blocks)
-
-
-def _fills_a_line(block: Figure | Table) -> bool:
-    return block.beside if isinstance(block, Figure) else block.texts
 
 
 def printable(text: object) -> str:
     """A text without what could change how the page is read, such as marks that turn the direction of writing."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(text))
-
-
-def pieces(name: object) -> list[str]:
-    """The pieces of a name between which a line may end: after its points and underscores."""
-    return re.findall(r"[^._]*[._]|[^._]+", printable(name))
 
 
 def coded(text: str) -> list[tuple[bool, str]]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from marius_oac.errors import size_text
 from marius_oac.evaluation.quality import Quality
-from marius_oac.runs.report.curves import AXES
 from marius_oac.runs.report.history import History
 
-MOST_ROWS = 40
-"""Of a table of a curve: of a longer one each n-th row is shown."""
+MOST_ROWS = 200
+"""Of a table by epoch: of a longer one each n-th row is there."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +21,11 @@ class Report:
 
     Attributes:
         qualities: of each run what was measured with its model; empty: nothing was.
-        axes: the horizontal axes that figures are drawn on, of `AXES`.
-        live: the seconds after which the page asks for a newer one, as the run goes on; None: it is a file.
+        live: the seconds after which the browser reads the page again, as the run goes on; None: never.
     """
 
     runs: Sequence[History]
     qualities: Sequence[Quality] = ()
-    axes: Mapping[str, str] = field(default_factory=lambda: AXES)
     live: float | None = None
 
     @property
@@ -53,7 +50,6 @@ class Table:
         swatches: of each row the page's colour that it is drawn in.
         open: whether it is shown before somebody asks for it.
         texts: its cells are texts, not numbers.
-        series: its rows are points of a curve, of which every n-th one does.
     """
 
     caption: str
@@ -62,24 +58,16 @@ class Table:
     swatches: Sequence[str] = ()
     open: bool = True
     texts: bool = False
-    series: bool = False
-
-    @property
-    def shown(self) -> Sequence[Sequence[str]]:
-        """The rows that are shown: all of them, or of a series each n-th and the last."""
-        step = math.ceil(len(self.rows) / MOST_ROWS) if self.series else 1
-        if step <= 1:
-            return self.rows
-        return [*self.rows[:-1:step], self.rows[-1]]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: its drawings by axis (an empty name: the same for all) and width, what it shows, and its numbers."""
+    """A figure: its drawings by axis (an empty name: the same for all), what it shows, and its numbers, which may stand
+    beside it."""
 
     title: str
     words: str
-    drawings: Mapping[str, Mapping[str, str]]
+    drawings: Mapping[str, str]
     table: Table
     beside: bool = False
 
@@ -92,7 +80,7 @@ class Section:
     title: str
     sentences: Sequence[str] = ()
     blocks: Sequence[Figure | Table] = ()
-    tiles: Sequence[tuple[str, str]] = field(default=())
+    tiles: Sequence[tuple[str, str]] = ()
 
 
 def number_text(value: Any) -> str:
@@ -139,11 +127,18 @@ def header(report: Report, first: str) -> list[str]:
     )
 
 
-def epoch_table(report: Report, caption: str, values: Sequence[Mapping[int, float | None]]) -> Table:
+def epoch_table(
+    report: Report,
+    caption: str,
+    values: Sequence[Mapping[int, float | None]],
+    text: Callable[[float], str] = number_text,
+) -> Table:
     """A table with a row for each epoch, counted from 1, and a column for each run, of which `values` are."""
     epochs = sorted({epoch for each in values for epoch in each})
+    step = -(-len(epochs) // MOST_ROWS) or 1
     rows = [
-        [f"{epoch:,}", *("" if (value := each.get(epoch)) is None else number_text(value) for each in values)]
-        for epoch in epochs
+        [f"{epoch:,}", *("" if (value := each.get(epoch)) is None else text(value) for each in values)]
+        for epoch in [*epochs[:-1:step], *epochs[-1:]]
     ]
-    return Table(caption, header(report, "epoch"), rows, open=False, series=True)
+    caption += f", every {step:,} epochs" if step > 1 else ""
+    return Table(caption, header(report, "epoch"), rows, open=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from marius_oac.evaluation.quality import Bin, Group, Plane, Quality
-from marius_oac.runs.report.drawing import Paint, colour, draw, tidy
+from marius_oac.runs.report.drawing import bars, colour, draw, tidy
 from marius_oac.runs.report.parts import Figure, Report, Section, Table, number_text
 
 if TYPE_CHECKING:
@@ -60,31 +60,19 @@ def _groups(id: str, title: str, first: str, groups: Sequence[Group]) -> Figure:
                   [first, "MRR", "answers"], rows, open=False)  # fmt: skip
     names = [each.name if len(each.name) <= _LONGEST else each.name[: _LONGEST - 1] + "\u2026" for each in shown]
     left = 24 + 6 * max(map(len, names))
-    drawing = draw(id, _bars(names, [each.mrr for each in shown]), 60 + 20 * len(shown), left)
+    values = [each.mrr for each in shown]
+    drawing = draw(id, lambda axes: bars(axes, names, values, "MRR"), 60 + 20 * len(shown), left)
     return Figure(title, f"{words}.".replace("`", "'"), {"": drawing}, table)
-
-
-def _bars(names: Sequence[str], values: Sequence[float]) -> Paint:
-    def paint(axes: Axes, narrow: bool) -> None:
-        axes.barh(range(len(values)), values, height=0.7, color=colour("stage", 0))
-        tidy(axes, "MRR", narrow)
-        axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1)
-        axes.grid(visible=False)
-        axes.grid(visible=True, axis="x")
-
-    return paint
 
 
 def _calibration(report: Report, number: int, bins: Sequence[Bin]) -> Figure:
     places, clicked = np.array([each.predicted for each in bins]), np.array([each.clicked for each in bins])
     most = max(float(places.max()), float(clicked.max()), 1e-9)
 
-    def paint(axes: Axes, narrow: bool) -> None:
+    def paint(axes: Axes) -> None:
         axes.plot([0, most], [0, most], color=colour("soft"), linewidth=1, linestyle=(0, (4, 3)))
         axes.plot(places, clicked, color=colour("run", number), marker="o", markersize=4)
-        tidy(axes, "mean prediction", narrow, "part that are clicks")
+        tidy(axes, "mean prediction", "part that are clicks")
 
     rows = [[number_text(each.predicted), number_text(each.clicked), f"{each.count:,}"] for each in bins]
     counts = np.array([each.count for each in bins])
@@ -98,10 +86,10 @@ def _calibration(report: Report, number: int, bins: Sequence[Bin]) -> Figure:
 
 
 def _plane(report: Report, number: int, plane: Plane) -> Figure:
-    def paint(axes: Axes, narrow: bool) -> None:
+    def paint(axes: Axes) -> None:
         axes.plot(*plane.points.T, linestyle="none", marker="o", markersize=2.2, markeredgewidth=0,
                   color=colour("run", number))  # fmt: skip
-        tidy(axes, "first principal component", narrow, "second")
+        tidy(axes, "first principal component", "second")
 
     shares = [f"{share:.1%}" for share in plane.shares]
     words = (

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from marius_oac.runs.report.curves import Course, binned, curve
-from marius_oac.runs.report.drawing import band, colour, draw, heat_map, tidy
+from marius_oac.runs.report.curves import Course, binned
+from marius_oac.runs.report.drawing import band, colour, heat_map
 from marius_oac.runs.report.history import ORDER, History
-from marius_oac.runs.report.lines import line_figure
+from marius_oac.runs.report.lines import binned_drawings, line_figure, of_intervals
 from marius_oac.runs.report.parts import Figure, Report, Section, Table, epoch_table
 
 if TYPE_CHECKING:
@@ -23,100 +23,66 @@ CHANNELS = ("planned", "announced", "fetched", "read", "uploaded", "computed", "
 
 def speed(report: Report) -> Section | None:
     """How fast each run was, and what its threads did meanwhile."""
-    blocks: list[Figure | Table] = []
-    courses = [Course.of(run) for run in report.runs]
-    rates = [
-        curve(number, courses[number], [line.batch + 1 for line in run.intervals],
-              [line.examples_per_second for line in run.intervals])
-        for number, run in enumerate(report.runs)
-    ]  # fmt: skip
-    by_epoch = [{each.totals.epoch + 1: each.totals.examples_per_second for each in run.epochs} for run in report.runs]
-    caption = "Examples per second by epoch" + (
-        ", of all trainers" if any(run.over_nodes for run in report.runs) else ""
-    )
-    title = "Examples per second" + (" (first trainer)" if any(run.over_nodes for run in report.runs) else "")
-    blocks += line_figure(report, "rate", title, rates, epoch_table(report, caption, by_epoch), from_0=True)
+    over_nodes = any(run.over_nodes for run in report.runs)
+    rates, by_epoch = of_intervals(report, lambda line, _: line.examples_per_second)
+    table = epoch_table(report, "Examples per second by epoch" + ", of all trainers" * over_nodes, by_epoch)
+    title = "Examples per second" + " (first trainer)" * over_nodes
+    blocks: list[Figure | Table] = [*line_figure(report, "rate", title, rates, table, from_0=True)]
     for number, run in enumerate(report.runs):
-        blocks += _stages(report, number, run, courses[number])
-        blocks += _channels(report, number, run, courses[number])
+        blocks += [*_stages(report, number, run), *_channels(report, number, run)]
     return Section("speed", "Speed", (), blocks) if blocks else None
 
 
-def _stages(report: Report, number: int, run: History, course: Course) -> list[Figure]:
+def _stages(report: Report, number: int, run: History) -> list[Figure]:
     """A stacked band of the seconds that the stages' threads were busy, per second of training."""
     total = run.stage_seconds()
     if not total or not run.seconds:
         return []
-    most = max(total.values())
-    named = [name for name in total if name in ORDER and total[name] >= _LEAST_SHARE * most]
-    rest = [name for name in total if name not in named]
-    cuts, sums, seconds = binned(run, _BINS, [dict(line.stage_seconds) for line in run.intervals])
-    kinds = [*named, *(["other stages"] if rest else [])]
-    of = [*([name] for name in named), *([rest] if rest else [])]
-    spent = np.array([[sum(each.get(name, 0.0) for name in names) for each in sums] for names in of])
-    heights = spent / np.maximum(seconds, 1e-9)
-    colours = [*(colour("stage", ORDER.index(name)) for name in named), *([colour("soft")] if rest else [])]
-    drawings = {}
-    for axis, label in report.axes.items():
-        edges = course.at(axis, course.batches[cuts])
-        if edges is None:
-            continue
+    least = _LEAST_SHARE * max(total.values())
+    groups = {name: [name] for name in total if name in ORDER and total[name] >= least}
+    if rest := [name for name in total if name not in groups]:
+        groups["other stages"] = rest
+    series = ["soft" if kind == "other stages" else f"stage-{ORDER.index(kind)}" for kind in groups]
+    colours = [colour("soft") if kind == "other stages" else colour("stage", ORDER.index(kind)) for kind in groups]
+    spent = [[sum(line.stage_seconds.get(name, 0.0) for name in names) for line in run.intervals]
+             for names in groups.values()]  # fmt: skip
+    cuts, sums = binned(np.array([*spent, [line.seconds for line in run.intervals]]), _BINS)
+    heights = sums[:-1] / np.maximum(sums[-1], 1e-9)
 
-        def paint(axes: Axes, narrow: bool, edges: np.ndarray = edges, label: str = label) -> None:
-            tidy(axes, label, narrow, "busy threads")
-            band(axes, edges, heights, colours)
-            axes.set_xlim(edges[0], max(edges[-1], edges[0] + 1e-9))
-            axes.set_ylim(0)
+    def paint(axes: Axes, edges: np.ndarray) -> None:
+        band(axes, edges, heights, colours)
 
-        drawings[axis] = draw(f"stages-{number}-{axis}", paint, 270, left=56)
-    sums_of = [sum(total[name] for name in names) for names in of]
-    rows = [
-        [kind, f"{each:,.2f}", f"{each / run.seconds:.1%}"] for kind, each in zip(kinds, sums_of, strict=True)
-    ]  # fmt: skip
-    swatches = [*(f"stage-{ORDER.index(name)}" for name in named), *(["soft"] if rest else [])]
-    table = Table(
-        f"Seconds per stage, in {run.seconds:,.1f} s of training",
-        ["stage", "busy seconds", "of the time"],
-        rows,
-        swatches,
-    )
-    found = run.bound()
-    words = "Threads that are busy with each stage."
+    drawings = binned_drawings(f"stages-{number}", Course.of(run), cuts, paint, 270, 56)
+    rows = [[kind, f"{sum(busy):,.2f}", f"{sum(busy) / run.seconds:.1%}"]
+            for kind, busy in zip(groups, spent, strict=True)]  # fmt: skip
+    caption = f"Seconds per stage, in {run.seconds:,.1f} s of training"
+    table = Table(caption, ["stage", "busy seconds", "of the time"], rows, series)
+    found, words = run.bound(), "Threads that are busy with each stage."
     if found:
         words += f" {found.line[:1].upper()}{found.line[1:]}."
-    if found and found.by == "compute" and "validate" in named:
-        words += " Here compute includes `validate`, which the same thread does."
+        if found.by == "compute" and "validate" in groups:
+            words += " Here compute includes `validate`, which the same thread does."
     return [Figure(f"{report.of(number)}Seconds per stage", words, drawings, table, beside=True)]
 
 
-def _channels(report: Report, number: int, run: History, course: Course) -> list[Figure]:
+def _channels(report: Report, number: int, run: History) -> list[Figure]:
     """A heat map of the batches that waited in each channel."""
-    if not any(line.channel_fill for line in run.intervals):
+    names = [name for name in CHANNELS if any(name in line.channel_fill for line in run.intervals)]
+    if not names:
         return []
-    weights = [max(1, later - sooner) for sooner, later in zip(course.batches, course.batches[1:], strict=False)]
-    weighted = [
-        {name: fill * weight for name, fill in line.channel_fill.items()} | {"": float(weight)}
-        for line, weight in zip(run.intervals, weights, strict=True)
-    ]
-    cuts, sums, _ = binned(run, _BINS, weighted)
-    there = {name for each in sums for name in each if name}
-    names = [name for name in CHANNELS if name in there]
-    fill = np.array([[each.get(name, 0.0) / each[""] for each in sums] for name in names])
-    if not names or not fill.max() > 0:
-        return []
+    course = Course.of(run)
+    weights = np.maximum(np.diff(course.batches), 1)
+    fills = [[line.channel_fill.get(name, 0.0) for line in run.intervals] for name in names]
+    cuts, sums = binned(np.array([*fills, np.ones(len(weights))]) * weights, _BINS)
+    fill = sums[:-1] / sums[-1]
     most = float(fill.max())
-    drawings = {}
-    for axis, label in report.axes.items():
-        edges = course.at(axis, course.batches[cuts])
-        if edges is None:
-            continue
+    if not most > 0:
+        return []
 
-        def paint(axes: Axes, narrow: bool, edges: np.ndarray = edges, label: str = label) -> None:
-            tidy(axes, label, narrow)
-            heat_map(axes, edges, fill / most, names)
-            axes.set_xlim(edges[0], max(edges[-1], edges[0] + 1e-9))
+    def paint(axes: Axes, edges: np.ndarray) -> None:
+        heat_map(axes, edges, fill / most, names)
 
-        drawings[axis] = draw(f"channels-{number}-{axis}", paint, 60 + 24 * len(names), left=92)
+    drawings = binned_drawings(f"channels-{number}", course, cuts, paint, 60 + 24 * len(names), 92)
     rows = [[name, f"{each.mean():.2f}", f"{each.max():.2f}"] for name, each in zip(names, fill, strict=True)]
     table = Table("Batches that wait, by channel", ["channel", "mean", "most"], rows)
     fullest = names[int(np.argmax(fill.mean(axis=1)))]

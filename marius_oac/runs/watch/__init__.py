@@ -1,9 +1,8 @@
-"""`marius-oac watch`: a run as it trains, in the browser or in the terminal.
+"""`marius-oac watch`: a run as it trains, in the terminal or as a page.
 
-tail    the lines of `metrics.jsonl` as they come
 live    the run's history as it grows
-server  the page of the run on the loopback interface
 screen  the run in the terminal
+watch   the command, and the page that is written again and again
 
-All of it reads in a process of its own; the run is not told.
+All of it reads in a process of its own; the run is not told, and nothing listens.
 """

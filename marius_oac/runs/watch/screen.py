@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from marius_oac.runs.report.parts import number_text
 from marius_oac.runs.watch.live import LiveRun
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -25,46 +24,33 @@ _MOST_STAGES = 10
 _MOST_TEXT = 60
 
 
-def watch_in_terminal(run: LiveRun, every: float, keep: bool) -> None:
-    """Shows a run until it has ended; with `keep` until a signal stops it. Where standard output is no terminal, it is
-    written once, at the end. Raises InputError where rich is missing, or the run is damaged."""
+def watch_in_terminal(run: LiveRun, keep: bool) -> None:
+    """Shows a run. Where standard output is no terminal, it is written once, at the end. Raises InputError where rich
+    is missing, or the run is damaged."""
     try:
         from rich.console import Console
         from rich.live import Live
     except ImportError:
-        raise InputError(f"needs rich: {how_to_install('report')}", "watch --text") from None
+        raise InputError(f"needs rich: {how_to_install('report')}", "watch") from None
     console = Console(highlight=False, markup=False, emoji=False)
-    view, pause = Screen(run, console), threading.Event()  # which nobody sets
-    with Live(view.now(), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-        live.refresh()
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        live.update(screen(run, console.width), refresh=True)
         while keep or not run.has_ended:
-            pause.wait(every)
-            run.read()
-            live.update(view.now(), refresh=True)
+            run.wait()
+            live.update(screen(run, console.width), refresh=True)
     if not console.is_terminal:
         console.line()
 
 
-class Screen:
-    """What the terminal shows of a run. What the run has written is laid out again where there is more of it."""
+def screen(run: LiveRun, width: int) -> RenderableType:
+    """What the terminal shows of a run as it was last read; `width`: of the terminal, in characters."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
 
-    def __init__(self, run: LiveRun, console: Console):
-        self._run, self._console = run, console
-        self._version = -1
-        self._parts: list[RenderableType] = []
-
-    def now(self) -> RenderableType:
-        """The screen, with what the run has last read."""
-        from rich.console import Group
-        from rich.panel import Panel
-        from rich.text import Text
-
-        run = self._run
-        if self._version != run.version:
-            self._version, self._parts = run.version, parts(run.history, self._console.width)
-        news = [] if run.has_ended else [Text(_news(run.age()), style="dim")]
-        title = Text(_plain(run.history.name))
-        return Panel(Group(*self._parts, *news), title=title, title_align="left")
+    news = [] if run.has_ended else [Text(_news(run.age()), style="dim")]
+    title = Text(_plain(run.history.name))
+    return Panel(Group(*parts(run.history, width), *news), title=title, title_align="left")
 
 
 def parts(run: History, width: int) -> list[RenderableType]:

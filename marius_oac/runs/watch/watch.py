@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 
 from marius_oac.errors import InputError
-from marius_oac.runs.watch.browser import watch_in_browser
+from marius_oac.runs.report.page import REPORT, check_target, render, write_page
+from marius_oac.runs.report.parts import Report
 from marius_oac.runs.watch.live import LiveRun
 from marius_oac.runs.watch.screen import watch_in_terminal
+from marius_oac.runtime.console import answer, say
 
 NICENESS = 10
 """By which this process gives way to those that train."""
@@ -21,34 +24,49 @@ class Looks:
     """How a run is watched.
 
     Attributes:
-        text: in the terminal, not in the browser.
+        page: as a page that is written again and again, not in the terminal.
         every: seconds between looks.
-        port: of the page; 0: any that is free.
-        opened: whether the browser is opened at once.
+        opened: whether the page is opened in the browser.
         keep: whether to go on when the run has ended.
     """
 
-    text: bool = False
-    every: float = 10.0
-    port: int = 0
+    page: bool = False
+    every: float = 2.0
     opened: bool = False
     keep: bool = False
 
 
 def watch(path: str | Path, looks: Looks) -> None:
-    """Shows a run until it has ended.
+    """Shows a run until it has ended; with `keep` until a signal stops it.
 
     Raises:
-        InputError: an option is wrong, a library is missing, or the port can't be had.
+        InputError: an option is wrong, a library is missing, or the page can't be written.
         CheckpointError, ConfigError: there is no run, or a damaged one.
     """
     if not (math.isfinite(looks.every) and 0.1 <= looks.every <= 3600):
         raise InputError("must be 0.1 to 3600 seconds", "--every")
-    if not 0 <= looks.port < 1 << 16:
-        raise InputError("must be a port, 0 to 65535", "--port")
-    run = LiveRun(Path(path))
+    run = LiveRun(Path(path), looks.every)
     os.nice(NICENESS)
-    if looks.text:
-        watch_in_terminal(run, looks.every, looks.keep)
+    if looks.page:
+        _watch_as_page(run, Path(path) / REPORT, looks)
     else:
-        watch_in_browser(run, looks.every, looks.port, looks.opened, looks.keep)
+        watch_in_terminal(run, looks.keep)
+
+
+def _watch_as_page(run: LiveRun, target: Path, looks: Looks) -> None:
+    """Writes the run's report whenever there is something new. The page reloads itself; the last one does not."""
+    check_target(target)
+    first = True
+    while True:
+        goes_on = looks.keep or not run.has_ended
+        write_page(target, render(Report([run.history], live=looks.every if goes_on else None)))
+        if first:
+            answer(target)
+            if looks.opened:
+                webbrowser.open(target.absolute().as_uri())
+            first = False
+        if not goes_on:
+            break
+        while not run.wait():
+            pass
+    say(f"{run.history.name}: done")
