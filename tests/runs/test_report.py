@@ -214,7 +214,7 @@ def test_bad_folders_are_told_in_a_line(graph, tmp_path, capsys, monkeypatch):
     assert "stage_seconds" in told("c", text(stage_seconds={"plan": "x"})) and "epoch" in told("d", text(epoch=-1))
     assert "batches are not in order" in told("e", text(batch=19) + text())
     line = {"kind": "evaluation", "epoch": 0, "batch": 9}
-    assert "is not the text" in told("f", text() + json.dumps(line | {"split": 5}) + "\n")
+    assert "split must be a valid string" in told("f", text() + json.dumps(line | {"split": 5}) + "\n")
     many = {f"x{number}": 1.0 for number in range(1001)}
     assert "1,001 values" in told("g", text() + json.dumps(line | {"split": "valid"} | many) + "\n")
     for number, name in enumerate(("metrics.jsonl", "config.yaml", "run.json", "summary.json")):
@@ -271,7 +271,7 @@ def test_bins_add_up():
 
 def test_a_figure_has_the_pages_colours_and_its_numbers_unchanged():
     def paint(axes):
-        axes.plot([0.12345, 1], [1, 2], color=colour("run", 3))
+        axes.plot([0.12345, 1], [1, 2], color=colour("run-3"))
         axes.set_title("<b>$a$ 0.12345 --> ]]>")
 
     drawn = draw("x", paint)

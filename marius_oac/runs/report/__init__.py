@@ -2,8 +2,11 @@
 
 history     what a run's folder holds, checked
 comparison  configurations and bits of several runs
-sections    what the page says, as data: titles, sentences, tables, figures
 curves      values over batches, seconds and epochs
+parts       what a page consists of, as data: sections, tables, figures
+lines       figures of curves
 drawing     figures as SVG
 page        the HTML file
+
+The other modules make its sections.
 """

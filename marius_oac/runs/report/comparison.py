@@ -67,7 +67,7 @@ def _parting(first: History, second: History) -> str | None:
     ours, theirs = _losses(first.intervals), _losses(second.intervals)
     both = [each for each in ours if each in theirs]
     if not both:
-        ours, theirs = (_losses([each.totals for each in run.epochs]) for run in (first, second))
+        ours, theirs = (_losses(run.epochs) for run in (first, second))
         both = [each for each in ours if each in theirs]
     before = None
     for epoch, batch in both:

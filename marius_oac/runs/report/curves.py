@@ -33,7 +33,7 @@ class Course:
         """The course of a run."""
         batches = np.array([0.0, *(line.batch + 1.0 for line in run.intervals)])
         seconds = np.cumsum([0.0, *(line.seconds for line in run.intervals)])
-        ends = [0.0, *(each.totals.batch + 1.0 for each in run.epochs)]
+        ends = [0.0, *(each.batch + 1.0 for each in run.epochs)]
         if len(ends) > 1 and batches[-1] > ends[-1]:  # an epoch that has not ended, as long as the last one that has
             ends.append(max(2 * ends[-1] - ends[-2], batches[-1]))
         return cls(batches, seconds, np.array(ends))

@@ -28,23 +28,20 @@ WIDTH = 700
 DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
 """Of the runs' lines: curves of runs with the same bits lie upon each other, and all are to be seen."""
 
-_NAMED = {"ink": "#010001", "soft": "#010002", "grid": "#010003", "surface": "#010004"}
-_SERIES = {"run": 1, "stage": 2, "heat": 3}
+_COLOURS = (
+    "ink", "soft", "grid", "surface", *(f"run-{number}" for number in range(8)),
+    *(f"stage-{number}" for number in range(10)), *(f"heat-{number}" for number in range(6)),
+)  # fmt: skip
+"""Of the page's style sheet."""
 
 
-def colour(name: str, number: int | None = None) -> str:
-    """The stand-in for a colour of the page: `ink`, `soft`, `grid`, `surface`; `run`, `stage` or `heat` by number."""
-    return _NAMED[name] if number is None else f"#0101{_SERIES[name] << 5 | number:02x}"
+def colour(name: str) -> str:
+    """The stand-in for a colour of the page."""
+    return f"#0100{_COLOURS.index(name) + 1:02x}"
 
 
 def _variable(match: re.Match[str]) -> str:
-    found = match.group().lower()
-    for name, value in _NAMED.items():
-        if found == value:
-            return f"var(--{name})"
-    code = int(found[5:], 16)
-    name = next(name for name, number in _SERIES.items() if number == code >> 5)
-    return f"var(--{name}-{code & 31})"
+    return f"var(--{_COLOURS[int(match.group(1), 16) - 1]})"
 
 
 Paint = Callable[["Axes"], None]
@@ -102,7 +99,7 @@ def _in_page(svg: str, height: int) -> str:
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = re.sub(r"font-family: [^;\"]*sans-serif;?", "", svg)
-    svg = re.sub(r"#01000[1-4]|#0101[0-9a-f]{2}", _variable, svg)
+    svg = re.sub(r"#0100([0-9a-f]{2})", _variable, svg)
     svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"\d+\.\d{3,}", _rounded, tag.group()), svg)
     return re.sub(r"\s*\n\s*", "\n", svg).strip()
 
@@ -112,25 +109,14 @@ def _rounded(number: re.Match[str]) -> str:
 
 
 def tidy(axes: Axes, x_label: str, y_label: str = "") -> None:
-    """Labels axes, and writes their numbers in few characters."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    """Labels axes."""
+    from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=x_label in ("batch", "epoch")))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value, axes.get_xlim()[1])))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value, axes.get_ylim()[1])))
     axes.margins(x=0.01)
-
-
-def short(value: float, most: float = 0.0) -> str:
-    """A number in few characters, such as 12k, beside others of up to `most`."""
-    most = max(abs(value), most)
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if most >= (10 * size if unit == "k" else size):
-            return f"{value / size:.4g}{unit}" if value else "0"
-    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def band(axes: Axes, edges: np.ndarray, heights: np.ndarray, colours: Sequence[str]) -> None:
@@ -140,15 +126,11 @@ def band(axes: Axes, edges: np.ndarray, heights: np.ndarray, colours: Sequence[s
     axes.set_ylim(0)
 
 
-HEATS = 6
-"""Colours of a heat map, from nothing to most."""
-
-
 def heat_map(axes: Axes, edges: np.ndarray, values: np.ndarray, names: Sequence[str]) -> None:
     """Rows of cells: `values`, float64 [rows, bins], each from 0 to 1."""
     from matplotlib.colors import ListedColormap
 
-    colours = ListedColormap([colour("heat", level) for level in range(HEATS)])
+    colours = ListedColormap([colour(name) for name in _COLOURS if name.startswith("heat")])
     axes.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, values, cmap=colours, vmin=0, vmax=1)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -157,7 +139,7 @@ def heat_map(axes: Axes, edges: np.ndarray, values: np.ndarray, names: Sequence[
 
 def bars(axes: Axes, names: Sequence[str], values: Sequence[float], label: str) -> None:
     """A bar for each name, from 0 to 1, the first one at the top."""
-    axes.barh(range(len(values)), values, height=0.7, color=colour("stage", 0))
+    axes.barh(range(len(values)), values, height=0.7, color=colour("stage-0"))
     tidy(axes, label)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()

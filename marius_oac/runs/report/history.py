@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from marius_oac.config.task import TaskConfig
-from marius_oac.errors import CheckpointError, shown
+from marius_oac.errors import CheckpointError
 from marius_oac.pipeline.bound import Bound, bound, bound_by_evaluation
 from marius_oac.pipeline.setting import STAGES, Setting
 from marius_oac.runs.folder.about import ABOUT
@@ -32,6 +32,10 @@ MOST_NAMES = 1000
 """Of the values of a line."""
 
 
+_Text = Annotated[str, Field(max_length=500)]
+_Amount = Annotated[float, Field(ge=0, le=1e12)]
+
+
 class _Line(Described):
     """What all lines have; batches and epochs count from 0."""
 
@@ -40,45 +44,37 @@ class _Line(Described):
 
 
 class Interval(_Line):
-    """Some batches, or the batches of an epoch; see `reporting.Totals`. A loss of None was no finite number."""
+    """Some batches; see `reporting.Totals`. A loss of None was no finite number."""
 
     loss: float | None
-    seconds: Annotated[float, Field(ge=0, le=1e12)]
+    seconds: _Amount
     examples_per_second: Annotated[float, Field(ge=0)]
     lost_updates: Count = 0
     refused_rows: Count = 0
     replaced_rows: Count = 0
-    cache_rows: Count = 0
-    stage_seconds: dict[str, Annotated[float, Field(ge=0, le=1e12)]] = {}
-    channel_fill: dict[str, Annotated[float, Field(ge=0, le=1e12)]] = {}
+    stage_seconds: dict[str, _Amount] = {}
+    channel_fill: dict[str, _Amount] = {}
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """An epoch: its totals, and the other values of its line by name."""
+class Epoch(Interval):
+    """The batches of an epoch, and all numbers of its line by name."""
 
-    totals: Interval
-    values: Mapping[str, float]
+    values: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One evaluation: on which split, after which batch, and its values by name."""
+class Evaluation(_Line):
+    """One evaluation: on which split, and its numbers by name."""
 
-    split: str
-    epoch: int
-    batch: int
-    values: Mapping[str, float]
+    split: _Text
+    values: dict[str, float]
 
 
-@dataclass(frozen=True)
-class ModeChange:
+class ModeChange(_Line):
     """What mode `auto` of several nodes decided after a batch, and why."""
 
-    batch: int
-    mode: str
-    switches: bool
-    reason: str
+    mode: _Text
+    switches: bool = False
+    reason: _Text = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,6 @@ class History:
         over_nodes: several processes have trained; intervals are those of the first one.
     """
 
-    path: Path
     name: str
     config: TaskConfig
     summary: Mapping[str, Any]
@@ -104,8 +99,7 @@ class History:
     @property
     def batches(self) -> int:
         """Batches trained so far."""
-        lines = (*self.intervals, *(each.totals for each in self.epochs))
-        return max((line.batch + 1 for line in lines), default=0)
+        return max((line.batch + 1 for line in (*self.intervals, *self.epochs)), default=0)
 
     @property
     def seconds(self) -> float:
@@ -148,6 +142,11 @@ ORDER = ("plan", "settle", "fetch", "wait", "read", "upload", "validate", "compu
 """Stages, as a batch passes them."""
 
 
+_KINDS: Mapping[str, type[_Line]] = {
+    "interval": Interval, "epoch": Epoch, "evaluation": Evaluation, "mode": ModeChange,
+}  # fmt: skip
+
+
 def read_history(path: Path) -> History:
     """Reads a run's folder; the run may be training.
 
@@ -161,12 +160,12 @@ def read_history(path: Path) -> History:
     where = folder.metrics.path
     if os.path.exists(where) and os.stat(where).st_size > MOST_BYTES:
         raise CheckpointError(f"is larger than the {MOST_BYTES >> 20} MiB that a report reads", where)
-    of_kinds: dict[str, list[Any]] = {kind: [] for kind in _READERS}
+    of_kinds: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
     for line in folder.metrics.lines():
-        if reader := _READERS.get(line["kind"]):
-            of_kinds[line["kind"]].append(reader(line, where))
+        if kind := _KINDS.get(line["kind"]):
+            values = {} if kind is Interval else numbers(line)
+            of_kinds[line["kind"]].append(typed({**line, "values": values}, where, kind, CheckpointError))
     history = History(
-        path=folder.path,
         name=folder.path.resolve().name,
         config=folder.config,
         summary=folder.summary(),
@@ -176,7 +175,7 @@ def read_history(path: Path) -> History:
         modes=of_kinds["mode"],
         over_nodes=folder.over_nodes,
     )
-    for lines in (history.intervals, [each.totals for each in history.epochs]):
+    for lines in (history.intervals, history.epochs):
         if any(later.batch < sooner.batch for sooner, later in pairwise(lines)):
             raise CheckpointError("is damaged: its batches are not in order", where)
     return history
@@ -187,35 +186,6 @@ def _check_inside(folder: Path, name: str) -> None:
     path = folder / name
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError("is a symbolic link that leads out of the run's folder", path)
-
-
-def _totals(line: Mapping[str, Any], where: Path) -> Interval:
-    return typed(dict(line), where, Interval, CheckpointError)
-
-
-def _epoch(line: Mapping[str, Any], where: Path) -> Epoch:
-    return Epoch(_totals(line, where), numbers(line))
-
-
-def _evaluation(line: Mapping[str, Any], where: Path) -> Evaluation:
-    at = typed(dict(line), where, _Line, CheckpointError)
-    return Evaluation(_text(line.get("split"), where), at.epoch, at.batch, numbers(line))
-
-
-def _mode(line: Mapping[str, Any], where: Path) -> ModeChange:
-    at = typed(dict(line), where, _Line, CheckpointError)
-    mode, reason = _text(line.get("mode"), where), _text(line.get("reason", ""), where)
-    return ModeChange(at.batch, mode, line.get("switches") is True, reason)
-
-
-_READERS = {"interval": _totals, "epoch": _epoch, "evaluation": _evaluation, "mode": _mode}
-"""Of each kind of line that is read what makes an object of it."""
-
-
-def _text(value: Any, where: Path) -> str:
-    if not isinstance(value, str) or len(value) > 500:
-        raise CheckpointError(f"is damaged: {shown(value)} is not the text that is expected", where)
-    return value
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from marius_oac.config.parts import own_file
@@ -19,16 +19,14 @@ from marius_oac.runs.report.parts import (
     epoch_table,
     header,
     number_text,
-    of_name,
 )
 
 HEADLINES = (
-    "filtered.mrr", "unfiltered.mrr", "filtered.hits@10", "mrr", "hits@20", "hits@50", "hits@100", "auc", "log_loss",
+    "filtered.mrr", "filtered.hits@10", "unfiltered.mrr", "mrr", "hits@20", "hits@50", "hits@100", "auc", "log_loss",
     "accuracy", "macro_f1",
 )  # fmt: skip
 """Metrics that are drawn where a run has them, and the user's own."""
 _MOST_METRICS = 6
-_TILES = ("training.seconds", "training.examples_per_second", "memory.peak_rss_bytes")
 _FACTS = (
     "training.epochs", "training.batches", "training.seconds", "training.examples_per_second",
     "training.best_epoch", "memory.peak_rss_bytes", "checkpoint", "machine",
@@ -43,31 +41,17 @@ def summary(report: Report) -> Section:
         found = [each for each in (run.bound_by_evaluation(), run.bound()) if each]
         said += [f"{each.line[:1].upper()}{each.line[1:]}." for each in found]
         sentences += [" ".join(said)] if report.several else said
-    if report.several:
-        return Section("summary", "Summary", sentences, [_table_of_runs(report)])
-    run = report.runs[0]
-    rows = columns(report, _FACTS, _fact)
-    rows.insert(0, ["folder", run.name])
-    names = [name for name in (*_results(report)[:3], *_TILES) if name in run.summary]
-    tiles = [(name, of_name(name, run.summary[name])) for name in names]
-    return Section("summary", "Summary", sentences, [Table("The run", ["what", "value"], rows, texts=True)], tiles)
-
-
-def _table_of_runs(report: Report) -> Table:
-    """A table with a row for each run."""
-    facts = [name for name in _FACTS if name != "checkpoint"]
-    rows = columns(report, [*_results(report)[:_MOST_METRICS], *facts], _fact)
-    rows.insert(0, ["folder", *(run.name for run in report.runs)])
-    numbers = range(len(report.runs))
-    turned = [[report.letter(number), *(row[number + 1] for row in rows)] for number in numbers]
-    swatches = [f"run-{number}" for number in numbers]
-    return Table("The runs", ["run", *(row[0] for row in rows)], turned, swatches, texts=True)
+    rows = [
+        ["folder", *(run.name for run in report.runs)],
+        *columns(report, [*_results(report)[:_MOST_METRICS], *_FACTS], _fact),
+    ]
+    return Section("summary", "Summary", sentences, [Table("The runs", header(report, "what"), rows, texts=True)])
 
 
 def _results(report: Report) -> list[str]:
     """The names of the most important results that any of the runs has."""
     there = {name for run in report.runs for name, value in run.summary.items() if isinstance(value, float)}
-    names = [f"{split}.{name}" for split in ("test", "valid") for name in _with_one_mrr(HEADLINES, there, f"{split}.")]
+    names = [f"{split}.{name}" for split in ("test", "valid") for name in HEADLINES]
     return [name for name in names if name in there]
 
 
@@ -156,14 +140,7 @@ def drawn_metrics(runs: Sequence[History]) -> list[str]:
     """The names of the metrics that are drawn."""
     there = {name for run in runs for each in valid(run) for name in each.values}
     own = [found[1] for run in runs for text in _own_metrics(run) if (found := own_file(text))]
-    names = [name for name in dict.fromkeys((*HEADLINES, *own)) if name in there]
-    return _with_one_mrr(names, there)[:_MOST_METRICS]
-
-
-def _with_one_mrr(names: Sequence[str], there: Container[str], before: str = "") -> list[str]:
-    """The names without the unfiltered MRR where there is a filtered one; `before`: what names begin with there."""
-    both = f"{before}filtered.mrr" in there
-    return [name for name in names if not (both and name == "unfiltered.mrr")]
+    return [name for name in dict.fromkeys((*HEADLINES, *own)) if name in there][:_MOST_METRICS]
 
 
 def _own_metrics(run: History) -> Sequence[str]:

@@ -47,7 +47,7 @@ def line_figure(
         def paint(axes: Axes, lines: list[tuple[Curve, np.ndarray]] = lines, label: str = label) -> None:
             for each, places in lines:
                 axes.plot(
-                    places, each.values, color=colour("run", each.run), linestyle=DASHES[each.run % len(DASHES)],
+                    places, each.values, color=colour(f"run-{each.run}"), linestyle=DASHES[each.run % len(DASHES)],
                     marker="o" if marks and len(places) <= _MOST_MARKED else None, markersize=4,
                     label=report.letter(each.run),
                 )  # fmt: skip
@@ -75,7 +75,7 @@ def of_intervals(report: Report, value: Callable[[Interval, float], float | None
         counts = np.diff([0.0, *ends])
         values = [value(line, max(count, 1.0)) for line, count in zip(run.intervals, counts, strict=True)]
         curves.append(curve(report.runs, number, ends, values))
-        by_epoch.append({each.totals.epoch + 1: value(each.totals, 1.0) for each in run.epochs})
+        by_epoch.append({each.epoch + 1: value(each, 1.0) for each in run.epochs})
     return curves, by_epoch
 
 
@@ -83,10 +83,10 @@ def of_epochs(report: Report, name: str) -> tuple[list[Curve], ByEpoch]:
     """Of each run the curve of a value of its epochs' lines, and the values by epoch."""
     curves, by_epoch = list[Curve](), ByEpoch()
     for number, run in enumerate(report.runs):
-        found = [(each.totals, each.values[name]) for each in run.epochs if name in each.values]
-        ends = [totals.batch + 1 for totals, _ in found]
-        curves.append(curve(report.runs, number, ends, [value for _, value in found]))
-        by_epoch.append({totals.epoch + 1: value for totals, value in found})
+        found = [each for each in run.epochs if name in each.values]
+        values = [each.values[name] for each in found]
+        curves.append(curve(report.runs, number, [each.batch + 1 for each in found], values))
+        by_epoch.append({each.epoch + 1: value for each, value in zip(found, values, strict=True)})
     return curves, by_epoch
 
 

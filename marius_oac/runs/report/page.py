@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +14,7 @@ from marius_oac.runs.report.curves import AXES
 from marius_oac.runs.report.drawing import check_matplotlib
 from marius_oac.runs.report.history import read_history
 from marius_oac.runs.report.parts import Report
+from marius_oac.runtime.console import escaped
 from marius_oac.runtime.files.atomic import check_no_link, check_place, disk_errors, make_folder, write_atomically
 
 REPORT = "report.html"
@@ -73,7 +73,7 @@ def render(report: Report) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"printable": printable, "coded": coded}
+    environment.filters |= {"printable": lambda text: escaped(str(text)), "coded": coded}
     environment.globals["svg"] = Markup
     here = files(__package__)
     page = environment.from_string((here / "page.html.j2").read_text("utf-8"))
@@ -89,11 +89,6 @@ def render(report: Report) -> str:
     )
 
 
-def printable(text: object) -> str:
-    """A text without what could change how the page is read, such as marks that turn the direction of writing."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(text))
-
-
 def coded(text: str) -> list[tuple[bool, str]]:
     """The pieces of a sentence, and whether each is code: what stands between backticks."""
-    return [(number % 2 == 1, piece) for number, piece in enumerate(re.split("`", printable(text))) if piece]
+    return [(number % 2 == 1, piece) for number, piece in enumerate(text.split("`")) if piece]

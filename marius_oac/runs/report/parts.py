@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,14 +61,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: its drawings by axis (an empty name: the same for all), what it shows, and its numbers, which may stand
-    beside it."""
+    """A figure: its drawings by axis (an empty name: the same for all), what it shows, and its numbers."""
 
     title: str
     words: str
     drawings: Mapping[str, str]
     table: Table
-    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,6 @@ class Section:
     title: str
     sentences: Sequence[str] = ()
     blocks: Sequence[Figure | Table] = ()
-    tiles: Sequence[tuple[str, str]] = ()
 
 
 def number_text(value: Any) -> str:
@@ -90,8 +86,6 @@ def number_text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        if not math.isfinite(value):
-            return str(value)
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
 

@@ -71,7 +71,7 @@ def _calibration(report: Report, number: int, bins: Sequence[Bin]) -> Figure:
 
     def paint(axes: Axes) -> None:
         axes.plot([0, most], [0, most], color=colour("soft"), linewidth=1, linestyle=(0, (4, 3)))
-        axes.plot(places, clicked, color=colour("run", number), marker="o", markersize=4)
+        axes.plot(places, clicked, color=colour(f"run-{number}"), marker="o", markersize=4)
         tidy(axes, "mean prediction", "part that are clicks")
 
     rows = [[number_text(each.predicted), number_text(each.clicked), f"{each.count:,}"] for each in bins]
@@ -88,7 +88,7 @@ def _calibration(report: Report, number: int, bins: Sequence[Bin]) -> Figure:
 def _plane(report: Report, number: int, plane: Plane) -> Figure:
     def paint(axes: Axes) -> None:
         axes.plot(*plane.points.T, linestyle="none", marker="o", markersize=2.2, markeredgewidth=0,
-                  color=colour("run", number))  # fmt: skip
+                  color=colour(f"run-{number}"))  # fmt: skip
         tidy(axes, "first principal component", "second")
 
     shares = [f"{share:.1%}" for share in plane.shares]

@@ -43,14 +43,13 @@ def _stages(report: Report, number: int, run: History) -> list[Figure]:
     if rest := [name for name in total if name not in groups]:
         groups["other stages"] = rest
     series = ["soft" if kind == "other stages" else f"stage-{ORDER.index(kind)}" for kind in groups]
-    colours = [colour("soft") if kind == "other stages" else colour("stage", ORDER.index(kind)) for kind in groups]
     spent = [[sum(line.stage_seconds.get(name, 0.0) for name in names) for line in run.intervals]
              for names in groups.values()]  # fmt: skip
     cuts, sums = binned(np.array([*spent, [line.seconds for line in run.intervals]]), _BINS)
     heights = sums[:-1] / np.maximum(sums[-1], 1e-9)
 
     def paint(axes: Axes, edges: np.ndarray) -> None:
-        band(axes, edges, heights, colours)
+        band(axes, edges, heights, [colour(name) for name in series])
 
     drawings = binned_drawings(f"stages-{number}", Course.of(run), cuts, paint, 270, 56)
     rows = [[kind, f"{sum(busy):,.2f}", f"{sum(busy) / run.seconds:.1%}"]
@@ -62,7 +61,7 @@ def _stages(report: Report, number: int, run: History) -> list[Figure]:
         words += f" {found.line[:1].upper()}{found.line[1:]}."
         if found.by == "compute" and "validate" in groups:
             words += " Here compute includes `validate`, which the same thread does."
-    return [Figure(f"{report.of(number)}Seconds per stage", words, drawings, table, beside=True)]
+    return [Figure(f"{report.of(number)}Seconds per stage", words, drawings, table)]
 
 
 def _channels(report: Report, number: int, run: History) -> list[Figure]:
@@ -90,4 +89,4 @@ def _channels(report: Report, number: int, run: History) -> list[Figure]:
         f"Batches that have left a stage and wait for the next one; the stronger the colour, the more, up to "
         f"{most:.1f}. Most wait as `{fullest}`: what follows that is slower than what comes before."
     )
-    return [Figure(f"{report.of(number)}Batches that wait", words, drawings, table, beside=True)]
+    return [Figure(f"{report.of(number)}Batches that wait", words, drawings, table)]

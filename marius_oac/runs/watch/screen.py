@@ -9,9 +9,9 @@ from marius_oac.errors import InputError, how_to_install
 from marius_oac.runs.report.curves import thinned
 from marius_oac.runs.report.history import History
 from marius_oac.runs.report.learning import drawn_metrics, state, valid, what
-from marius_oac.runs.report.page import printable
 from marius_oac.runs.report.parts import number_text
 from marius_oac.runs.watch.live import LiveRun
+from marius_oac.runtime.console import escaped
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,35 +48,27 @@ def screen(run: LiveRun, width: int) -> RenderableType:
     from rich.panel import Panel
     from rich.text import Text
 
-    news = [] if run.has_ended else [Text(_news(run.age()), style="dim")]
-    title = Text(_plain(run.history.name))
-    return Panel(Group(*parts(run.history, width), *news), title=title, title_align="left")
-
-
-def parts(run: History, width: int) -> list[RenderableType]:
-    """What the screen says of a run, one part below the other; `width`: of the terminal, in characters."""
-    from rich.text import Text
-
-    said: list[RenderableType] = [Text(_plain(what(run))), Text(_plain(_progress(run)))]
-    losses = sparkline([line.loss for line in run.intervals], min(_MOST_BARS, width - 34))
+    history = run.history
+    said: list[RenderableType] = [Text(_plain(what(history))), Text(_plain(_progress(history)))]
+    losses = sparkline([line.loss for line in history.intervals], min(_MOST_BARS, width - 34))
     if losses:
         said.append(Text(f"loss {losses}"))
-    said += [table for make in (_metrics, _stages) if (table := make(run)) is not None]
-    found = run.bound()
+    said += [table for make in (_metrics, _stages) if (table := make(history)) is not None]
+    found = history.bound()
     if found:
         said.append(Text(_plain(f"{found.line[:1].upper()}{found.line[1:]}.")))
-    if run.modes:
-        last = run.modes[-1]
+    if history.modes:
+        last = history.modes[-1]
         said.append(Text(_plain(f"Mode {last.mode} after batch {last.batch + 1:,}: {last.reason}")))
-    return said
+    if not run.has_ended:
+        age = run.age()
+        news = "It has written nothing yet." if age is None else f"It last wrote {age:,.0f} s ago."
+        said.append(Text(news, style="dim"))
+    return Panel(Group(*said), title=Text(_plain(history.name)), title_align="left")
 
 
 def _plain(text: str) -> str:
-    return printable(text).replace("`", "")
-
-
-def _news(age: float | None) -> str:
-    return "It has written nothing yet." if age is None else f"It last wrote {age:,.0f} s ago."
+    return escaped(text).replace("`", "")
 
 
 def _progress(run: History) -> str:
@@ -86,7 +78,7 @@ def _progress(run: History) -> str:
         said.append(f"{run.intervals[-1].examples_per_second:,.0f} examples/s.")
     epochs = getattr(getattr(run.config, "training", None), "epochs", None)
     if not run.summary and run.epochs and isinstance(epochs, int):
-        last = run.epochs[-1].totals
+        last = run.epochs[-1]
         since = sum(line.seconds for line in run.intervals if line.batch > last.batch)
         left = max(0.0, (epochs - last.epoch - 1) * last.seconds - since)
         said.append(f"Of {epochs:,} epochs; {left:,.0f} s of training to go, without evaluations.")
@@ -136,5 +128,5 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for number, name in enumerate(header):
         made.add_column(Text(name, style="dim"), justify="right" if number == 1 else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*(Text(printable(cell)[:_MOST_TEXT]) for cell in row))
+        made.add_row(*(Text(escaped(cell)[:_MOST_TEXT]) for cell in row))
     return made

@@ -9,11 +9,14 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from marius_oac.errors import InputError
 from marius_oac.training.tune.study import STUDY
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
+FIRST = 5
+"""If as many trials fail at the beginning, the search ends: it is not their values."""
 SHOWN = 5
 _TESTED = (
     "test.filtered.mrr", "test.filtered.hits@10", "test.mrr", "test.hits@20", "test.hits@50", "test.hits@100",
@@ -53,6 +56,28 @@ def ranked(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Complete trials, the best first; of equal ones the earlier."""
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     return sorted(complete, key=lambda trial: (-(trial.value or 0.0), trial.number))
+
+
+def check_failures(trials: Sequence[FrozenTrial]) -> None:
+    """Raises InputError where all of the first trials have failed."""
+    first = trials[:FIRST]
+    if all(trial.state.name == "FAIL" for trial in first):
+        why = first[-1].user_attrs.get("why", "")
+        raise InputError(f"all of the first {len(first)} trials failed; the last: {why}", "tune")
+
+
+def line_of(trial: FrozenTrial, best: FrozenTrial | None, metric: str) -> str:
+    """How a trial has ended."""
+    if trial.state.name == "COMPLETE":
+        what = f"valid {metric} {trial.value:.4f}"
+    elif trial.state.name == "PRUNED":
+        what = f"stopped after epoch {trial.last_step}, valid {metric} {trial.value:.4f}"
+    else:
+        what = f"failed: {trial.user_attrs.get('why', '')}"
+    known = (
+        "" if best is None else " (best so far)" if best is trial else f" (best: {best.value:.4f}, trial {best.number})"
+    )
+    return f"trial {trial.number}: {what}{known}: {told(trial.params)}"
 
 
 def tested(trial: FrozenTrial) -> str:

@@ -50,15 +50,13 @@ from marius_oac.runtime.files.atomic import (
 )
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training.local import resume, train
-from marius_oac.training.tune.results import Outcome, ranked, tested, told
+from marius_oac.training.tune.results import FIRST, Outcome, check_failures, line_of, ranked, tested, told
 from marius_oac.training.tune.study import STUDY, Trials, check_optuna
 from marius_oac.types import present
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
-FIRST = 5
-"""If as many trials fail at the beginning, the search ends: it is not their values."""
 _SHARED = "shared"  # attribute of the study: the config and the space of all trials
 
 
@@ -157,6 +155,7 @@ class Search:
     def next(self) -> Trial | None:
         """The next trial for this process: one whose process has ended, or a new one. None: there is none."""
         with self._alone():
+            self._trials.check()
             trials = self._trials.all()
             for each in trials:
                 if each.state.name == "RUNNING" and self._take(each.number):
@@ -257,9 +256,9 @@ class Search:
             self._clean(trials, best)
             self.let_go()
         ended = sum(each.state.is_finished() for each in trials)
-        say(f"{ended} of {self._request.trials}: {_line(trials[trial.number], best, self._metric)}")
+        say(f"{ended} of {self._request.trials}: {line_of(trials[trial.number], best, self._metric)}")
         if ended == FIRST:
-            _check_failures(trials)
+            check_failures(trials)
 
     def _clean(self, trials: Sequence[FrozenTrial], best: FrozenTrial | None) -> None:
         """Removes what trials that are over need no more, also those whose process was killed as it did so."""
@@ -280,7 +279,7 @@ class Search:
         """What was found, and `best.yaml`. Raises InputError where no trial is complete."""
         with self._alone():
             trials = self._trials.all()
-            _check_failures(trials)
+            check_failures(trials)
             best = self._write_best(trials)
             self._clean(trials, best)
         return Outcome(self._folder, self._run(best.number), trials, self._metric)
@@ -309,25 +308,3 @@ def _locked(path: Path, wait: bool) -> int | None:
             os.close(lock)
             return None
     return lock
-
-
-def _check_failures(trials: Sequence[FrozenTrial]) -> None:
-    """Raises InputError where all of the first trials have failed."""
-    first = trials[:FIRST]
-    if all(trial.state.name == "FAIL" for trial in first):
-        why = first[-1].user_attrs.get("why", "")
-        raise InputError(f"all of the first {len(first)} trials failed; the last: {why}", "tune")
-
-
-def _line(trial: FrozenTrial, best: FrozenTrial | None, metric: str) -> str:
-    """How a trial has ended."""
-    if trial.state.name == "COMPLETE":
-        what = f"valid {metric} {trial.value:.4f}"
-    elif trial.state.name == "PRUNED":
-        what = f"stopped after epoch {trial.last_step}, valid {metric} {trial.value:.4f}"
-    else:
-        what = f"failed: {trial.user_attrs.get('why', '')}"
-    known = (
-        "" if best is None else " (best so far)" if best is trial else f" (best: {best.value:.4f}, trial {best.number})"
-    )
-    return f"trial {trial.number}: {what}{known}: {told(trial.params)}"

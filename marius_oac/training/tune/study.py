@@ -49,13 +49,26 @@ class Trials:
             )
         except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise InputError(f"is damaged: {type(error).__name__}: {error}", path) from None
-        self._space = space
+        self._path, self._space = path, space
         self._distributions = {key: _distribution(values) for key, values in space.space.items()}
 
     def ask(self) -> Trial:
         """A new trial. Its values follow from the seed, its number and the trials before it."""
         self.study.sampler = self._sampler(len(self.all()))
         return self.study.ask(self._distributions)
+
+    def check(self) -> None:
+        """Ends a trial whose process was killed before it had all values. Raises InputError where another one has
+        values that are not of the space: they may come from a stranger."""
+        from optuna.trial import TrialState
+
+        for each in self.all():
+            if each.distributions != self._distributions and each.state != TrialState.FAIL:
+                if each.state != TrialState.RUNNING:
+                    raise InputError(
+                        f"is damaged: trial {each.number} has values that are not of the space", self._path
+                    )
+                self.study.tell(each.number, state=TrialState.FAIL)
 
     def taken_over(self, number: int) -> Trial:
         """A trial that has not ended, to go on with."""

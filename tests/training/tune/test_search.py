@@ -205,6 +205,18 @@ def test_a_folder_of_something_else_a_link_and_damage_are_refused(search, tmp_pa
             search(good)
 
 
+def test_a_trial_that_was_killed_as_it_was_chosen_has_failed_and_a_strangers_is_refused(search):
+    search(good, trials=2)
+    path = search.folder / STUDY
+    lines = path.read_text().splitlines(keepends=True)
+    values = [place for place, line in enumerate(lines) if '"op_code":5' in line]
+    path.write_text("".join(lines[: values[-1]]))  # the second trial has one of its two values
+    assert [each.state.name for each in search(good, trials=3).trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    path.write_text("".join(lines).replace('"param_name":"seed"', '"param_name":"model.decoder"'))
+    with pytest.raises(InputError, match="study.journal: is damaged: trial 0 has values that are not of the space"):
+        search(good, trials=3)
+
+
 def test_what_a_full_disk_has_left_of_a_line_is_cut_off(search):
     expected = facts(search(good, trials=3))
     with open(search.folder / STUDY, "a") as file:
