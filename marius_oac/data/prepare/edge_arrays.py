@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from marius_oac.data.prepare.edge_file import EdgeFile, column_names
-from marius_oac.data.prepare.torch_file import open_torch_file
+from marius_oac.data.prepare.torch_file import read_torch_file
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.scratch import scratch_folder
 from marius_oac.runtime.files.untrusted import open_regular
@@ -83,7 +83,7 @@ def _open_named(file: EdgeFile, stack: ExitStack) -> tuple[np.ndarray, str]:
     array [edges, 3] of that name."""
     path = file.path
     if path.suffix.lower() == ".pt":
-        opened = stack.enter_context(open_torch_file(path, stack.enter_context(scratch_folder())))
+        opened = read_torch_file(path, stack.enter_context(scratch_folder()))
         names, read = opened.names, cast(_Read, opened.integers)
     else:
         names, read = _open_npz(path, stack)

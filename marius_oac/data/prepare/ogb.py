@@ -29,7 +29,7 @@ from marius_oac.data.prepare.layout import EDGE_NEGATIVES, HEAD_NEGATIVES, TAIL_
 from marius_oac.data.prepare.registry import NODE_COUNTS, Kind
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.data.prepare.text import read_pieces
-from marius_oac.data.prepare.torch_file import TorchFile, open_torch_file
+from marius_oac.data.prepare.torch_file import TorchFile, read_torch_file
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.npy import GrowingNpyWriter
 from marius_oac.runtime.progress import Progress
@@ -59,17 +59,17 @@ def write_ogb(kind: Kind, files: Mapping[str, Path], folder: Path, work: Path) -
     nodes = _Nodes.read(files[NODE_COUNTS], typed=kind == "typed")
     counts = Counts(num_nodes=nodes.count)
     for split in SPLITS:
-        with open_torch_file(files[split], work) as file:
-            edges = _Edges(kind, nodes, file)
-            if split == "train":
-                counts.num_relations = edges.num_relations()
-                if nodes.count > 2 * edges.count:
-                    what = f"{nodes.count:,} nodes, but the {edges.count:,} edges of train have fewer ends"
-                    raise InputError(what, files[NODE_COUNTS])
-            counts.edges[split] = edges.write(folder / f"{split}.npy", counts.num_relations)
-            if split != "train":
-                for name, key in _NEGATIVES[kind].items():
-                    edges.write_negatives(key, folder / name.format(split))
+        edges = _Edges(kind, nodes, read_torch_file(files[split], work))
+        if split == "train":
+            counts.num_relations = edges.num_relations()
+            if nodes.count > 2 * edges.count:
+                what = f"{nodes.count:,} nodes, but the {edges.count:,} edges of train have fewer ends"
+                raise InputError(what, files[NODE_COUNTS])
+        counts.edges[split] = edges.write(folder / f"{split}.npy", counts.num_relations)
+        if split != "train":
+            for name, key in _NEGATIVES[kind].items():
+                edges.write_negatives(key, folder / name.format(split))
+        del edges  # and the copy of its arrays on the disk
     write_names(folder / "nodes.parquet", nodes.names())
     if counts.num_relations:
         write_names(folder / "relations.parquet", _numbers(counts.num_relations))

@@ -1,38 +1,43 @@
-"""The program that finds the arrays in a file of torch.save. What crashes an unpickler ends this process alone.
+"""The program that reads a file of torch.save. What crashes an unpickler ends this process alone.
 
-It gets the open file as standard input, imports nothing but Python's library, and writes a line of JSON: of each value
-of the dict in the file where its numbers lie, or what is wrong with it. Of a list of texts the line has the different
-ones; the number of each text in those follows behind the line.
+Its input is the open file; its argument names a file that it makes, with the numbers of all arrays one after the other.
+It imports nothing but Python's library, and writes a line of JSON: what each value of the dict in the file is.
 
 Guarantees:
-- Nothing that a file names is imported. Names that are known stand for functions and classes of this module.
-- Python's unpickler gets the operations that describe plain values; long texts and bytes stay in the file.
-- What a file can cost is limited (`limit`). A shape is compared with the bytes that the file has for it.
+- Nothing that a file names is imported. Names that are known stand for classes of this module.
+- Python's unpickler gets the operations of protocols 2 to 4 that describe plain values, with a number in place of each
+  different text, and of bytes and long texts, which go to the file of numbers piece by piece.
+- What a file can cost is limited (`limit`). No array is made here: the caller compares its shape with its bytes.
 """
 
 from __future__ import annotations
 
 import array
+import codecs
+import io
 import json
-import math
-import mmap
 import os
 import pickle
+import re
 import resource
+import sys
 import zipfile
-import zlib
 from typing import IO, Any, NamedTuple, cast
 
-_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # of files before torch 1.6
-_TEXT_BYTES, _MOST_LENGTH, _MOST_DIMENSIONS = 1 << 10, 1 << 48, 32
-_LOCAL_HEADER = 30  # bytes of a .zip's header before a member's name
+_ABOUT = 0x1950A86A20F9469CFC6C, 1001, True  # a file from before torch 1.6: its form, the form's version, byte order
+_NO_ARRAY = "it is no array of numbers"
+_TEXT_BYTES, _PIECE = 1 << 10, 1 << 20
 _MEMORY, _SECONDS, _BYTES_A_SECOND = 40 << 20, 8, 8 << 20
 _STORAGES = {
     "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1",
     "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<V2", "BoolStorage": "<b1",
 }  # fmt: skip
-_INTEGERS = ("i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1")
-_OPERATIONS = b"(N\x88\x89JKM\x8aG})t\x85\x86\x87qr\x94hjaesuc\x93RQ."
+_GLOBAL, _FRAME, _INTEGER, _TEXTS = ord("c"), 0x95, 0x8A, b"X\x8c\x8d"
+_COUNTED = dict.fromkeys(b"\x8aC\x8c", 1) | dict.fromkeys(b"BX", 4) | dict.fromkeys(b"\x8e\x8d", 8)
+"""Of operations with an integer, bytes or a text the bytes of its length, which is before it."""
+_SIZES = _COUNTED | dict.fromkeys(b"(N\x88\x89})]aet\x85\x86\x87\x94usR\x93Qb\x81c", 0) | dict.fromkeys(b"Khq", 1)
+_SIZES |= {ord("M"): 2} | dict.fromkeys(b"Jjr", 4) | dict.fromkeys(b"G\x95", 8)
+"""Of operations the bytes of their argument."""
 
 
 class Damaged(Exception):
@@ -40,310 +45,231 @@ class Damaged(Exception):
 
 
 class Span(NamedTuple):
-    """Bytes of the file. Protocol 2 has each as the character of its number, and the text in UTF-8 (`text`)."""
+    """Bytes in the file of numbers."""
 
     offset: int
     length: int
-    text: bool
 
 
-class Tensor(NamedTuple):
-    """Offset and strides count numbers. `stored`: torch's name of the type, a key, how many numbers there are."""
+class Made:
+    """In place of an object that a file makes."""
 
-    stored: tuple[str, str, int]
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
 
-
-class Kind:
-    """In place of `numpy.dtype`."""
-
-    def __init__(self, name: str, *_: object) -> None:
-        self.name, self.order = _of(str, name), "<"
-
-    def build(self, state: Any) -> None:
-        self.order = ">" if state[1] == ">" else "<"
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
-class Array:
-    """In place of `numpy.ndarray`. Its data are a `Span` or `Texts`."""
-
-    def build(self, state: Any) -> None:
-        _, self.shape, self.kind, self.fortran, self.data = state
-        _of(Kind, self.kind), _of(bool, self.fortran)
+class Array(Made):
+    """Of `numpy.ndarray`."""
 
 
-class Graph:
-    """In place of PyTorch Geometric's `Data` and of what this keeps its tensors in."""
-
-    def build(self, state: Any) -> None:
-        self.values = _of(dict, state)
-
-    def tensors(self) -> Any:
-        """The dict of its tensors."""
-        store = self.values.get("_store", self)
-        return _of(Graph, store).values.get("_mapping", self.values)
+class Kind(Made):
+    """Of `numpy.dtype`."""
 
 
-class Texts:
-    """In place of a list: the different texts and the number of each; none where it has other values, too."""
-
-    def __init__(self) -> None:
-        self.numbers, self.known, self.plain = array.array("B"), dict[str, int](), True
-
-    def extend(self, items: list[Any]) -> None:
-        self.plain = self.plain and all(type(each) is str for each in items)
-        found = [self.known.setdefault(each, len(self.known)) for each in items] if self.plain else []
-        if len(self.known) > 256 and self.numbers.itemsize == 1:
-            self.numbers = array.array("H", self.numbers)
-        self.numbers.extend(found)
-
-    def append(self, item: Any) -> None:
-        self.extend([item])
+class Bytes(Made):
+    """Of bytes, which protocol 2 has as a text that is encoded."""
 
 
-class Memo(list[Any]):
-    """Picklers count from 0."""
-
-    def __setitem__(self, number: Any, value: Any) -> None:
-        if number != len(self):
-            raise Damaged("it is damaged: it remembers values out of order")
-        self.append(value)
+class Tensor(Made):
+    """Of `torch.Tensor`."""
 
 
-def _of(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        names = ["list" if each is Texts else each.__name__ for each in (type(value), kind)]
-        raise Damaged("it has a value of type {} where {} is expected".format(*names))
-    return value
+class Graph(Made):
+    """Of PyTorch Geometric's `Data` and of what this keeps its tensors in."""
 
 
 _NAMES: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): lambda *_: Array(),
-    ("numpy._core.multiarray", "_reconstruct"): lambda *_: Array(),
+    ("numpy.core.multiarray", "_reconstruct"): Array,
+    ("numpy._core.multiarray", "_reconstruct"): Array,
     ("numpy", "ndarray"): None,
     ("numpy", "dtype"): Kind,
-    ("__builtin__", "bytes"): lambda: Span(0, 0, False),
-    ("builtins", "bytes"): lambda: Span(0, 0, False),
+    ("__builtin__", "bytes"): Bytes,
+    ("builtins", "bytes"): Bytes,
+    ("_codecs", "encode"): Bytes,
     ("torch_geometric.data.data", "Data"): Graph,
     ("torch_geometric.data.data", "DataEdgeAttr"): None,
     ("torch_geometric.data.data", "DataTensorAttr"): None,
     ("torch_geometric.data.storage", "GlobalStorage"): Graph,
     ("collections", "OrderedDict"): lambda: {},
-    ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: Tensor(*arguments[:4]),
+    ("torch._utils", "_rebuild_tensor_v2"): Tensor,
     **{("torch", kind): kind for kind in _STORAGES},
 }
 
 
-class Unpickler(pickle._Unpickler):
-    """Python's own in Python, whose table of operations is another one here."""
+class Unpickler(pickle.Unpickler):
+    """Of the pickle that begins at the file's position, which is behind it then.
 
-    append: Any
-    read: Any
-    stack: list[Any]
+    Attributes:
+        storages: torch's names of the types of storages, by key.
+    """
 
-    def __init__(self, content: mmap.mmap) -> None:
-        super().__init__(content)
-        self.memo: Any = Memo()
-        self._content, self._texts = content, dict[str, tuple[str, Span]]()
+    def __init__(self, file: IO[bytes], output: IO[bytes]) -> None:
+        operations, values = _operations(file, output)
+        super().__init__(operations)
+        self._values, self.storages = values, dict[str, str]()
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("_codecs", "encode"):
-            return self._encoded
         if (module, name) not in _NAMES:
             raise Damaged(f"it names {module}.{name}, which is not read here")
         return _NAMES[module, name]
 
-    def _encoded(self, text: Any, encoding: str) -> Span:
-        """Protocol 2 has no bytes: it has a text and encodes it."""
-        if encoding != "latin1":
-            raise Damaged("it has bytes of an unknown encoding")
-        return text if type(text) is Span else self._texts[text][1]
-
     def persistent_load(self, found: Any) -> Any:
-        """The numbers of a tensor, which lie elsewhere."""
-        what, kind, key, _, count = found[:5]
-        if what != "storage":
-            raise Damaged("it has a persistent id that is not torch's")
-        return _of(str, kind), _of(str, key), _of(int, count)
-
-    def _kept(self, size: int, text: bool) -> None:
-        """A short text as it is, each different one once; of others the place."""
-        length = int.from_bytes(self.read(size), "little")
-        place = Span(self._content.tell(), length, text)
-        if text and length <= _TEXT_BYTES:
-            found = self.read(length).decode("utf-8", "surrogatepass")
-            self.append(self._texts.setdefault(found, (found, place))[0])
-        else:
-            self.append(place)
-            self._content.seek(length, os.SEEK_CUR)
-
-    def _protocol(self) -> None:
-        if not 2 <= (protocol := self.read(1)[0]) <= 4:
-            raise Damaged(f"it is a pickle of protocol {protocol}; 2, 3 and 4 are read here")
-
-    def _build(self) -> None:
-        state = self.stack.pop()
-        if type(self.stack[-1]) not in (Array, Kind, Graph):
-            raise Damaged("it builds an object that is not read here")
-        self.stack[-1].build(state)
-
-    def _new(self) -> None:
-        arguments, kind = self.stack.pop(), self.stack.pop()
-        if kind is not Graph or arguments != ():
-            raise Damaged("it makes an object that is not read here")
-        self.append(Graph())
-
-    dispatch = {code: pickle._Unpickler.dispatch[code] for code in _OPERATIONS} | {
-        ord("\x80"): _protocol,
-        ord("\x95"): lambda self: self.read(8),  # a frame
-        ord("]"): lambda self: self.append(Texts()),
-        ord("b"): _build,
-        ord("\x81"): _new,
-        ord("X"): lambda self: self._kept(4, True),
-        ord("\x8c"): lambda self: self._kept(1, True),
-        ord("\x8d"): lambda self: self._kept(8, True),
-        ord("B"): lambda self: self._kept(4, False),
-        ord("C"): lambda self: self._kept(1, False),
-        ord("\x8e"): lambda self: self._kept(8, False),
-    }
+        """What a number of ours stands for; torch's are storages."""
+        if type(found) is int:
+            return self._values[found]
+        self.storages[found[2]] = found[1]
+        return found
 
 
-def unpickled(content: mmap.mmap) -> Any:
-    """The value of the pickle that begins at the file's position, which is behind it then."""
-    try:
-        return Unpickler(content).load()
-    except (Damaged, MemoryError):
-        raise
-    except Exception:  # whatever the unpickler raises, the pickle is none
-        raise Damaged(f"it is damaged, or has what is not read here, at byte {content.tell():,}") from None
+def _operations(file: IO[bytes], output: IO[bytes]) -> tuple[io.BytesIO, list[str | Span]]:
+    """The pickle with persistent ids in place of texts and bytes, and what these stand for."""
+    operations, values = io.BytesIO(), dict[str | Span, int]()
+    if file.read(2) not in (b"\x80\2", b"\x80\3", b"\x80\4"):
+        raise Damaged("it is no pickle of protocol 2, 3 or 4")
+    while (operation := file.read(1)) != b".":
+        code = ord(operation)
+        argument = file.read(_SIZES[code])
+        if code in _COUNTED:
+            length, text = int.from_bytes(argument, "little"), code in _TEXTS
+            if code == _INTEGER:
+                argument += file.read(length)
+            else:
+                short = text and length <= _TEXT_BYTES
+                value = (
+                    file.read(length).decode("utf-8", "surrogatepass") if short else _kept(file, length, output, text)
+                )
+                operation, argument = b"J", values.setdefault(value, len(values)).to_bytes(4, "little") + b"Q"
+        elif code == _GLOBAL:
+            argument = file.readline() + file.readline()
+        elif code == _FRAME:
+            operation = argument = b""
+        operations.write(operation + argument)
+    operations.write(b".")
+    operations.seek(0)
+    return operations, list(values)
 
 
-def zipped(content: mmap.mmap) -> tuple[Any, dict[str, Span]]:
-    """The pickled value, and where the numbers of tensors lie, by key."""
-    with zipfile.ZipFile(cast(IO[bytes], content)) as archive:
-        places = {info.filename: _place(info, content) for info in archive.infolist() if not info.is_dir()}
-        if len(places) < sum(not info.is_dir() for info in archive.infolist()):
-            raise Damaged("it has two members of one name")
-    pickles = [name for name in places if name.endswith("/data.pkl") and name.count("/") == 1]
-    if len(pickles) != 1:
-        raise Damaged("it has no data.pkl: no file of torch.save")
-    root = pickles[0].removesuffix("data.pkl")
-    order = places.get(f"{root}byteorder")
-    if order and content[order.offset : order.offset + min(order.length, 9)] != b"little":
-        raise Damaged("it was written on a machine of another byte order")
-    content.seek(places[pickles[0]].offset)
-    value = unpickled(content)
-    if content.tell() > sum(places[pickles[0]][:2]):
-        raise Damaged("it is cut off")
-    return value, {name.removeprefix(f"{root}data/"): place for name, place in places.items()}
+def _kept(file: IO[bytes], length: int, output: IO[bytes], text: bool = False) -> Span:
+    """Writes bytes of the file into that of numbers, those of a text's characters where it is one."""
+    first, decoder = output.tell(), codecs.getincrementaldecoder("utf-8")()
+    while length:
+        piece = file.read(min(length, _PIECE))
+        if not piece:
+            raise Damaged("it is cut off")
+        output.write(decoder.decode(piece).encode("latin-1") if text else piece)
+        length -= len(piece)
+    return Span(first, output.tell() - first)
 
 
-def _place(info: zipfile.ZipInfo, content: mmap.mmap) -> Span:
-    """Where a member's bytes lie, which are stored as they are."""
-    if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
-        raise Damaged(f"{info.filename} is compressed: no file of torch.save")
-    header = content[info.header_offset : info.header_offset + _LOCAL_HEADER]
-    offset = info.header_offset + len(header) + sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-    with memoryview(content) as whole, whole[offset : offset + info.file_size] as member:
-        if header[:4] != b"PK\3\4" or len(member) < info.file_size or zlib.crc32(member) != info.CRC:
-            raise Damaged(f"{info.filename} is damaged")
-    return Span(offset, info.file_size, False)
+def zipped(file: IO[bytes], output: IO[bytes]) -> tuple[Any, dict[str, Span]]:
+    """The pickled value, and the numbers of its tensors, by key."""
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+        pickles = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(pickles) != 1 or len(set(names)) < len(names):
+            raise Damaged("it has no data.pkl, or two members of one name: no file of torch.save")
+        root = pickles[0].removesuffix("data.pkl")
+        if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+            raise Damaged("it was written on a machine of another byte order")
+        with archive.open(pickles[0]) as member, io.BufferedReader(cast(io.RawIOBase, member)) as buffered:
+            unpickler = Unpickler(buffered, output)
+        value, places = unpickler.load(), {}
+        for key in unpickler.storages:
+            if (name := f"{root}data/{key}") in names:
+                with archive.open(name) as member:
+                    places[key] = _kept(member, archive.getinfo(name).file_size, output)
+        return value, places
 
 
-def one_by_one(content: mmap.mmap) -> tuple[Any, dict[str, Span]]:
+def one_by_one(file: IO[bytes], output: IO[bytes]) -> tuple[Any, dict[str, Span]]:
     """Likewise of a file from before torch 1.6: five pickles, and the numbers of each tensor behind their count."""
-    if unpickled(content) != _MAGIC:
-        raise Damaged("it is no file of torch.save")
-    version, machine, value, keys = (unpickled(content) for _ in range(4))
-    if version != _VERSION or machine.get("little_endian") is not True:
+    magic, version, machine, unpickler, keys = (Unpickler(file, output) for _ in range(5))
+    if (magic.load(), version.load(), machine.load()["little_endian"]) != _ABOUT:
         raise Damaged("it was written by another version of torch, or on a machine of another byte order")
-    places, tensors = dict[str, Span](), [each for each in named(value).values() if type(each) is Tensor]
-    kinds = {each.stored[1]: each.stored[0] for each in tensors}
-    names = list(_of(Texts, keys).known)
-    for key in (names[number] for number in keys.numbers):
-        length = int.from_bytes(content.read(8), "little") * int(_STORAGES[kinds[key]][-1])
-        places[key] = Span(content.tell(), length, False)
-        content.seek(length, os.SEEK_CUR)
+    value, places = unpickler.load(), {}
+    for key in keys.load():
+        length = int.from_bytes(file.read(8), "little") * int(_STORAGES[unpickler.storages[key]][-1])
+        places[key] = _kept(file, length, output)
     return value, places
 
 
-def described(value: Any, places: dict[str, Span]) -> dict[str, Any]:
-    """What `torch_file` needs of a value. Raises Damaged where it is no array of integers."""
-    found: dict[str, Any] = {}
-    if type(value) is Array and type(value.data) is Span:
-        kind, shape, place = value.kind.name, value.shape, value.data
-        dtype, found["order"] = value.kind.order + kind, "F" if value.fortran else "C"
-    elif type(value) is Tensor:
-        (kind, key, count), shape = value.stored, value.shape
-        dtype, place = _STORAGES[kind], places.get(key, Span(0, -1, False))
-        if place.length != count * int(dtype[-1]):
-            raise Damaged("its numbers are missing, or are not as many as it says")
-        found |= {"offset": value.offset, "strides": value.strides}
+def described(value: Any, places: dict[str, Span], output: IO[bytes]) -> dict[str, Any]:
+    """What `torch_file` needs of a value, or what is wrong with it as an array of integers."""
+    if type(value) is Tensor:
+        (_, name, key, _, count, *_), offset, shape, strides = value.arguments[:4]
+        place, dtype, size = places.get(key, Span(0, -1)), _STORAGES[name], int(_STORAGES[name][-1])
+        if place.length != count * size:
+            return {"wrong": "its numbers are missing, or are not as many as it says"}
+        lies = {"offset": offset * size, "strides": [each * size for each in strides]}
     else:
-        texts = value.data if type(value) is Array else value
-        told = {"texts": texts} if type(texts) is Texts and texts.plain else {}
-        return {"wrong": "it is no array of numbers"} | told
-    if dtype[1:] not in _INTEGERS:
-        raise Damaged(f"numbers of type {kind!r}; integers are expected")
-    size, lengths = int(dtype[-1]), (*_of(tuple, shape), *found.get("strides", ()), found.get("offset", 0))
-    if len(shape) > _MOST_DIMENSIONS or any(type(each) is not int or not 0 <= each < _MOST_LENGTH for each in lengths):
-        raise Damaged("its shape is none, or has too many dimensions")
-    wanted = math.prod(shape) * size
-    if "strides" in found:
-        last = found["offset"] + sum((n - 1) * stride for n, stride in zip(shape, found["strides"], strict=True)) + 1
-        if wanted > place.length or (wanted and last * size > place.length):
-            raise Damaged("it reaches beyond its numbers")
-    elif not (place.length / 2 if place.text else place.length) <= wanted <= place.length:
-        raise Damaged(f"it has {place.length:,} bytes for an array {list(shape)} of {kind}")
-    return found | {"dtype": dtype, "shape": shape, "place": place}
+        shape, kind, fortran, data = value.state[1:] if type(value) is Array else ((), Kind(""), False, value)
+        if type(data) is list and all(type(each) is str for each in data):
+            return _texts(data, output)
+        if type(data) is Bytes:
+            text, encoding = data.arguments or ("", "latin1")
+            if encoding != "latin1":
+                return {"wrong": "it has bytes of an unknown encoding"}
+            data = text if type(text) is Span else _kept(io.BytesIO(text.encode(encoding)), len(text), output)
+        if type(data) is not Span:
+            return {"wrong": _NO_ARRAY}
+        place, name, lies = data, kind.arguments[0], {"order": "F" if fortran else "C"}
+        dtype = (">" if kind.state[1] == ">" else "<") + name
+    if not re.fullmatch("[<>][iu][1248]", dtype):
+        return {"wrong": f"numbers of type {name!r}; integers are expected"}
+    return {"shape": shape, "dtype": dtype, "place": place} | lies
+
+
+def _texts(texts: list[str], output: IO[bytes]) -> dict[str, Any]:
+    """The different texts, and an array with the number of each in those."""
+    known = dict[str, int]()
+    numbers = array.array("I", (known.setdefault(each, len(known)) for each in texts)).tobytes()
+    place = _kept(io.BytesIO(numbers), len(numbers), output)
+    return {"wrong": _NO_ARRAY, "texts": list(known), "shape": [len(texts)], "dtype": "<u4", "place": place}
 
 
 def limit(size: int) -> None:
-    """Sets what this process may take for a file of that size: memory of its own and the processor; no file."""
-    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY + size // 2,) * 2)
+    """Sets what this process may take for a file of that size: memory of its own, the processor, the file it makes."""
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY + 2 * size,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS + size // _BYTES_A_SECOND,) * 2)
-    for none in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-        resource.setrlimit(none, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * size,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def named(value: Any) -> dict[str, Any]:
     """The values of a dict or graph by name, also of the first of several; a tensor alone has the name ""."""
     value = value[0] if type(value) is tuple and value else value
-    value = value.tensors() if type(value) is Graph else value
-    return {"": value} if type(value) is Tensor else _of(dict, value)
+    if type(value) is Graph:
+        store = value.state.get("_store", value).state
+        value = store.get("_mapping", value.state)
+    if type(value) is Tensor:
+        return {"": value}
+    if type(value) is not dict:
+        raise Damaged(f"it has a value of type {type(value).__name__} where dict is expected")
+    return value
 
 
-def told(content: mmap.mmap) -> dict[str, Any]:
+def told(file: IO[bytes], output: IO[bytes]) -> dict[str, Any]:
     """What the line says."""
-    values: dict[str, Any] = {}
     try:
-        value, places = zipped(content) if content[:2] == b"PK" else one_by_one(content)
-        for name, each in named(value).items():
-            try:
-                found = described(each, places)
-            except Damaged as error:
-                found = {"wrong": str(error)}
-            values[_of(str, name)] = found
-        return {"values": values}
+        read, _ = zipped if file.read(2) == b"PK" else one_by_one, file.seek(0)
+        value, places = read(file, output)
+        return {"values": {name: described(each, places, output) for name, each in named(value).items()}}
+    except Damaged as error:
+        return {"error": str(error)}
     except MemoryError:
         return {"error": "it takes more memory than such a file needs"}
-    except Exception as error:  # zipfile raises many kinds
-        return {"error": str(error) if type(error) is Damaged else f"it is damaged ({type(error).__name__})"}
+    except Exception as error:  # of many kinds
+        return {"error": f"it is damaged, or can't be read: {error!r:.100}"}
 
 
 def main() -> None:
     """Of the process."""
-    size = os.fstat(0).st_size
-    limit(size)
-    found = told(mmap.mmap(0, size, access=mmap.ACCESS_READ))
-    texts = [each["texts"].numbers for each in found.get("values", {}).values() if "texts" in each]
-    line = json.dumps(found, default=lambda each: (list(each.known), each.numbers.itemsize, len(each.numbers)))
-    with open(1, "wb", closefd=False) as output:
-        output.write(line.encode() + b"\n")
-        for each in texts:
-            output.write(each)
+    limit(os.fstat(0).st_size)
+    with open(0, "rb", closefd=False) as file, open(sys.argv[1], "wb") as output:
+        sys.stdout.write(json.dumps(told(file, output)))
 
 
 if __name__ == "__main__":
