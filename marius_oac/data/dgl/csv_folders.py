@@ -1,37 +1,30 @@
 """dgl's CSV format: folders with `meta.yaml` and the files that it names (dgl.data.CSVDataset, version 1.0.0). They are
-read and written without dgl. See `dgl.edges` for how a graph is converted.
+read without dgl. See `dgl.edges` for how a graph is converted.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pv
-import pyarrow.parquet as pq
-import yaml
 from pydantic import AfterValidator, Field
 
 from marius_oac.config.errors import read_mapping
-from marius_oac.data.dgl.columns import MASKS, refuse_row, table_ids, table_masks
 from marius_oac.data.dgl.edges import RELATION, Edges, named, prepare_edges, relation_names
-from marius_oac.data.dgl.nodes import NodeData, csv_columns, node_arrays, of_table
-from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.prepare import PreparedGraph, new_folder
+from marius_oac.data.dgl.nodes import FEATURES, LABEL, MASKS, NodeData
+from marius_oac.data.prepare.prepare import PreparedGraph
 from marius_oac.data.prepare.readers import check_readable
-from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.data.prepare.text import line_of_row
 from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.untrusted import Described, typed
 
 META = "meta.yaml"
 _PLAIN = ("_V", "_E", "_V")  # what dgl calls the only types of nodes and edges
-_WRITTEN_EDGES = 1 << 19  # at once
 
 
 def prepare_dgl_csv(folder: Path, out: Path, **options: Any) -> PreparedGraph:
@@ -47,59 +40,16 @@ def prepare_dgl_csv(folder: Path, out: Path, **options: Any) -> PreparedGraph:
     return prepare_edges(_csv_edges(Path(folder), meta), _csv_nodes(Path(folder), meta), folder, out, options)
 
 
-def write_dgl_csv(graph: Graph, out: Path, labels: Path | None = None, features: Path | None = None) -> None:
-    """Writes a prepared graph as a folder in dgl's CSV format. Names go to `names.csv`, which dgl doesn't read.
-
-    Args:
-        labels, features: as `to_dgl_graph`.
-
-    Raises:
-        InputError: `out` exists, or can't be written.
-    """
-    if os.path.lexists(out):
-        raise InputError("exists already; choose another folder or remove it", out)
-    meta = {
-        "version": "1.0.0",
-        "dataset_name": Path(out).name,
-        "edge_data": [{"file_name": "edges.csv"}],
-        "node_data": [{"file_name": "nodes.csv"}],
-    }
-    with new_folder(Path(out)) as folder:
-        (folder / META).write_text(yaml.safe_dump(meta, sort_keys=False), "utf-8")
-        nodes = pa.array(np.arange(graph.num_nodes))
-        columns = csv_columns(node_arrays(graph, labels, features))
-        pv.write_csv(pa.table({"node_id": nodes} | columns), folder / "nodes.csv")
-        names = pq.read_table(graph.path / "nodes.parquet").column("name")
-        pv.write_csv(pa.table({"node_id": nodes, "name": names}), folder / "names.csv")
-        writer = None
-        with ExitStack() as stack:
-            for split in SPLITS:
-                edges = graph.edges(split)
-                for begin in range(0, len(edges), _WRITTEN_EDGES):
-                    table = _csv_table(np.asarray(edges[begin : begin + _WRITTEN_EDGES]), split)
-                    writer = writer or stack.enter_context(pv.CSVWriter(folder / "edges.csv", table.schema))
-                    writer.write_table(table)
-
-
-def _csv_table(edges: np.ndarray, split: str) -> pa.Table:
-    columns = {"src_id": edges[:, 0], "dst_id": edges[:, -1]}
-    if edges.shape[1] == 3:
-        columns[RELATION] = edges[:, 1]
-    for each, mask in MASKS.items():
-        columns[mask] = np.full(len(edges), each == split, np.int8)  # dgl reads numbers, not true and false
-    return pa.table({name: np.ascontiguousarray(column) for name, column in columns.items()})
-
-
 def _csv_nodes(folder: Path, meta: _Meta) -> list[NodeData]:
     found = []
     for entry in meta.node_data or ():
         path = folder / entry.file_name
         table = _read_csv(path, meta.separator)
-        names = table_ids(table, entry.node_id_field, path).combine_chunks().cast(pa.string())
+        names = _ids(table, entry.node_id_field, path).combine_chunks().cast(pa.string())
         _check_once(names, path)
         if _several(meta):
             names = named(entry.ntype, names.to_pylist())
-        found.append(of_table(names, table, path))
+        found.append(_node_data(names, table, path))
     return found
 
 
@@ -110,7 +60,7 @@ def _check_once(names: pa.Array, path: Path) -> None:
     if len(again):
         row = int(again[0]) + 1
         first = line_of_row(path, int(np.argmax(numbers == numbers[row])))
-        refuse_row(path, row, f"node {names[row].as_py()!r} stands in line {first} already")
+        _refuse_row(path, row, f"node {names[row].as_py()!r} stands in line {first} already")
 
 
 def _several(meta: _Meta) -> bool:
@@ -124,18 +74,84 @@ def _csv_edges(folder: Path, meta: _Meta) -> Iterator[Edges]:
     for entry in found:
         name, etype = entry.file_name, entry.etype
         table = _read_csv(folder / name, meta.separator)
-        head, tail = (table_ids(table, column, folder / name) for column in (entry.src_id_field, entry.dst_id_field))
+        head, tail = (_ids(table, column, folder / name) for column in (entry.src_id_field, entry.dst_id_field))
         graphs = entry.graph_id_field
         if graphs in table.column_names and len(table.column(graphs).unique()) > 1:
             raise InputError("holds several graphs", folder / name)
         relation = None
         if RELATION in table.column_names and len(found) == 1:
-            relation = table_ids(table, RELATION, folder / name)
+            relation = _ids(table, RELATION, folder / name)
         if several:
             head, tail = named(etype[0], head.to_pylist()), named(etype[2], tail.to_pylist())
         if len(found) > 1:
             relation = pa.array([names[etype]] * len(table))
-        yield Edges(head, tail, relation, table_masks(table, folder / name))
+        yield Edges(head, tail, relation, _masks(table, folder / name))
+
+
+def _node_data(names: pa.Array, table: pa.Table, path: Path) -> NodeData:
+    """The data in a CSV file of nodes with these names, strings [n]. `feat` is a number, or numbers joined by commas.
+
+    Raises:
+        InputError: a mask has no value; features are no numbers, or nodes differ in how many they have.
+    """
+    masks = _masks(table, path)
+    found = {key: table.column(key) for key in (LABEL, FEATURES) if key in table.column_names}
+    labels = found[LABEL].to_numpy() if LABEL in found else None
+    features = found.get(FEATURES)
+    if features is not None:
+        try:
+            features = pc.split_pattern(features.cast(pa.string()), ",")
+            widths = set(pc.unique(pc.list_value_length(features)).to_pylist())
+            if len(widths) != 1:
+                raise InputError(f"{FEATURES!r} has {min(widths)} to {max(widths)} numbers", path)
+            flat = pc.utf8_trim_whitespace(pc.list_flatten(features)).cast(pa.float32())
+            features = flat.to_numpy(zero_copy_only=False).reshape(len(names), -1)
+        except (pa.ArrowException, TypeError) as error:
+            raise InputError(f"{FEATURES!r} must be numbers with commas between them ({error})", path) from None
+    return NodeData(names, labels, masks, features, str(path))
+
+
+def _ids(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
+    """A column of a CSV file that holds names or integers from 0.
+
+    Raises:
+        InputError: there is no such column, a value is missing or is something else.
+    """
+    if name not in table.column_names:
+        raise InputError(f"has no column {name!r}: {', '.join(table.column_names)}", path)
+    column = table.column(name)
+    if not len(column):
+        return column.cast(pa.string())
+    _check_filled(column, name, path)
+    if pa.types.is_integer(column.type):
+        negative = pc.less(column, 0)
+        if pc.any(negative).as_py():
+            row = pc.index(negative, True).as_py()
+            _refuse_row(path, row, f"{column[row].as_py()} in column {name!r} is negative")
+    elif not pa.types.is_string(column.type):
+        raise InputError(f"column {name!r} holds {column.type}: names or whole numbers are needed", path)
+    return column
+
+
+def _masks(table: pa.Table, path: Path) -> dict[str, np.ndarray]:
+    """The masks by split, bool [n] each. Raises InputError if a value is missing."""
+    found = {split: mask for split, mask in MASKS.items() if mask in table.column_names}
+    for mask in found.values():
+        _check_filled(table.column(mask), mask, path)
+    return {split: table.column(mask).to_numpy() for split, mask in found.items()}
+
+
+def _check_filled(column: pa.ChunkedArray, name: str, path: Path) -> None:
+    empty = pc.is_null(column)
+    if pa.types.is_string(column.type):
+        empty = pc.or_(empty, pc.fill_null(pc.equal(column, ""), True))
+    if pc.any(empty).as_py():
+        _refuse_row(path, pc.index(empty, True).as_py(), f"has no value in column {name!r}")
+
+
+def _refuse_row(path: Path, row: int, reason: str) -> NoReturn:
+    """Raises InputError with the line of a row of a CSV file, counted from 0."""
+    raise InputError(reason, f"{path}:{line_of_row(path, row)}")
 
 
 class _File(Described):
@@ -174,7 +190,8 @@ def _read_csv(path: Path, separator: str) -> pa.Table:
     try:
         # With threads, errors have no row numbers.
         options = pv.ReadOptions(use_threads=False)
-        return pv.read_csv(path, options, pv.ParseOptions(delimiter=separator))
+        types = pv.ConvertOptions(column_types=dict.fromkeys(MASKS.values(), pa.bool_()))
+        return pv.read_csv(path, options, pv.ParseOptions(delimiter=separator), types)
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror or error}", path) from None
     except (pa.ArrowException, ValueError) as error:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from marius_oac.data.dgl.columns import MASKS, data_masks
 from marius_oac.data.dgl.edges import RELATION, Edges, named, prepare_edges, relation_names
 from marius_oac.data.dgl.library import load
-from marius_oac.data.dgl.nodes import node_arrays, of_dgl
+from marius_oac.data.dgl.nodes import MASKS, data_masks, node_arrays, of_dgl
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.prepare import PreparedGraph
 from marius_oac.data.prepare.splits import SPLITS

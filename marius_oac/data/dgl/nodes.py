@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
-from marius_oac.data.dgl.columns import MASKS, data_masks, table_masks
 from marius_oac.data.graphs.features import open_features
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import read_labels
@@ -31,6 +30,8 @@ from marius_oac.types import present
 
 LABEL, FEATURES = "label", "feat"
 LABELS_FILE, FEATURES_FILE = "labels.tsv", "features.parquet"
+MASKS = dict(zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True))
+_MARKS = "a mask is true or false, or 1 or 0"
 _AT_ONCE = 16 << 20  # bytes of features
 
 
@@ -72,27 +73,25 @@ def of_dgl(names: pa.Array, data: Mapping[str, Any], where: str) -> NodeData:
     return NodeData(names, arrays.get(LABEL), masks, features, where)
 
 
-def of_table(names: pa.Array, table: pa.Table, path: Path) -> NodeData:
-    """The data in a CSV file of nodes with these names, strings [n]. `feat` is a number, or numbers joined by commas.
+def data_masks(data: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
+    """The masks among dgl's tensors of one type of nodes or edges, by split, bool [n] each.
 
     Raises:
-        InputError: as `table_masks`; features are no numbers, or nodes differ in how many they have.
+        InputError: a mask is no vector of booleans, or of integers 0 and 1.
     """
-    masks = table_masks(table, path)
-    found = {key: table.column(key) for key in (LABEL, FEATURES) if key in table.column_names}
-    labels = found[LABEL].to_numpy() if LABEL in found else None
-    features = found.get(FEATURES)
-    if features is not None:
-        try:
-            features = pc.split_pattern(features.cast(pa.string()), ",")
-            widths = set(pc.unique(pc.list_value_length(features)).to_pylist())
-            if len(widths) != 1:
-                raise InputError(f"{FEATURES!r} has {min(widths)} to {max(widths)} numbers", path)
-            flat = pc.utf8_trim_whitespace(pc.list_flatten(features)).cast(pa.float32())
-            features = flat.to_numpy(zero_copy_only=False).reshape(len(names), -1)
-        except (pa.ArrowException, TypeError) as error:
-            raise InputError(f"{FEATURES!r} must be numbers with commas between them ({error})", path) from None
-    return NodeData(names, labels, masks, features, str(path))
+    return {split: _mask(data[mask], mask, where) for split, mask in MASKS.items() if mask in data}
+
+
+def _mask(mask: Any, name: str, where: str) -> np.ndarray:
+    if mask.dim() != 1 or mask.is_floating_point() or mask.is_complex():
+        kind = str(mask.dtype).removeprefix("torch.")
+        raise InputError(f"{name!r} holds {kind} {list(mask.shape)}; {_MARKS}", where)
+    found = mask.numpy()
+    wrong = (found != 0) & (found != 1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"{name!r} holds {found[row]} (of number {row}); {_MARKS}", where)
+    return found.astype(np.bool_)
 
 
 def write_node_files(graph: Graph, nodes: Sequence[NodeData], folder: Path) -> None:
@@ -196,16 +195,3 @@ def node_arrays(graph: Graph, labels: Path | None, features: Path | None) -> dic
         with scratch_folder() as folder:
             arrays[FEATURES] = np.array(open_features(features, graph, folder / "features"))
     return arrays
-
-
-def csv_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, pa.Array]:
-    """Arrays [n] or [n, F] as columns of dgl's CSV format: masks as 0 and 1, vectors as numbers joined by commas."""
-    columns: dict[str, pa.Array] = {}
-    for name, array in arrays.items():
-        if array.ndim == 1:
-            columns[name] = pa.array(array.astype(np.int8) if array.dtype == bool else array)
-        else:
-            texts = pa.array(array.reshape(-1)).cast(pa.string())
-            offsets = pa.array(np.arange(len(array) + 1, dtype=np.int64) * array.shape[1])
-            columns[name] = pc.binary_join(pa.LargeListArray.from_arrays(offsets, texts), ",")
-    return columns

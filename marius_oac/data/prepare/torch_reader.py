@@ -268,8 +268,8 @@ def told(file: IO[bytes], output: IO[bytes]) -> dict[str, Any]:
 def main() -> None:
     """Of the process."""
     limit(os.fstat(0).st_size)
-    with open(0, "rb", closefd=False) as file, open(sys.argv[1], "wb") as output:
-        sys.stdout.write(json.dumps(told(file, output)))
+    with open(0, "rb", closefd=False) as file, open(sys.argv[1], "wb") as output, open(1, "w", closefd=False) as line:
+        line.write(json.dumps(told(file, output)))
 
 
 if __name__ == "__main__":
