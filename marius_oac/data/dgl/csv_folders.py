@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +18,7 @@ from marius_oac.config.errors import read_mapping
 from marius_oac.data.dgl.edges import RELATION, Edges, named, prepare_edges, relation_names
 from marius_oac.data.dgl.nodes import FEATURES, LABEL, MASKS, NodeData
 from marius_oac.data.prepare.prepare import PreparedGraph
-from marius_oac.data.prepare.readers import check_readable
-from marius_oac.data.prepare.text import line_of_row
+from marius_oac.data.prepare.readers import check_readable, checked_names
 from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.untrusted import Described, typed
 
@@ -45,7 +44,7 @@ def _csv_nodes(folder: Path, meta: _Meta) -> list[NodeData]:
     for entry in meta.node_data or ():
         path = folder / entry.file_name
         table = _read_csv(path, meta.separator)
-        names = _ids(table, entry.node_id_field, path).combine_chunks().cast(pa.string())
+        names = _ids(table, entry.node_id_field, path).cast(pa.string())
         _check_once(names, path)
         if _several(meta):
             names = named(entry.ntype, names.to_pylist())
@@ -59,8 +58,8 @@ def _check_once(names: pa.Array, path: Path) -> None:
     again = np.flatnonzero(np.diff(np.maximum.accumulate(numbers)) == 0)
     if len(again):
         row = int(again[0]) + 1
-        first = line_of_row(path, int(np.argmax(numbers == numbers[row])))
-        _refuse_row(path, row, f"node {names[row].as_py()!r} stands in line {first} already")
+        first = 1 + int(np.argmax(numbers == numbers[row]))
+        raise InputError(f"row {row + 1}: node {names[row].as_py()!r} stands in row {first} already", path)
 
 
 def _several(meta: _Meta) -> bool:
@@ -111,47 +110,22 @@ def _node_data(names: pa.Array, table: pa.Table, path: Path) -> NodeData:
     return NodeData(names, labels, masks, features, str(path))
 
 
-def _ids(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
-    """A column of a CSV file that holds names or integers from 0.
-
-    Raises:
-        InputError: there is no such column, a value is missing or is something else.
-    """
+def _ids(table: pa.Table, name: str, path: Path) -> pa.Array:
+    """A column that holds names or integers from 0. Raises InputError if there is none, or it holds something else."""
     if name not in table.column_names:
         raise InputError(f"has no column {name!r}: {', '.join(table.column_names)}", path)
-    column = table.column(name)
-    if not len(column):
-        return column.cast(pa.string())
-    _check_filled(column, name, path)
-    if pa.types.is_integer(column.type):
-        negative = pc.less(column, 0)
-        if pc.any(negative).as_py():
-            row = pc.index(negative, True).as_py()
-            _refuse_row(path, row, f"{column[row].as_py()} in column {name!r} is negative")
-    elif not pa.types.is_string(column.type):
-        raise InputError(f"column {name!r} holds {column.type}: names or whole numbers are needed", path)
-    return column
+    column = table.column(name).combine_chunks()
+    return checked_names(column if len(column) else column.cast(pa.string()), name, 1, path)
 
 
 def _masks(table: pa.Table, path: Path) -> dict[str, np.ndarray]:
     """The masks by split, bool [n] each. Raises InputError if a value is missing."""
-    found = {split: mask for split, mask in MASKS.items() if mask in table.column_names}
-    for mask in found.values():
-        _check_filled(table.column(mask), mask, path)
-    return {split: table.column(mask).to_numpy() for split, mask in found.items()}
-
-
-def _check_filled(column: pa.ChunkedArray, name: str, path: Path) -> None:
-    empty = pc.is_null(column)
-    if pa.types.is_string(column.type):
-        empty = pc.or_(empty, pc.fill_null(pc.equal(column, ""), True))
-    if pc.any(empty).as_py():
-        _refuse_row(path, pc.index(empty, True).as_py(), f"has no value in column {name!r}")
-
-
-def _refuse_row(path: Path, row: int, reason: str) -> NoReturn:
-    """Raises InputError with the line of a row of a CSV file, counted from 0."""
-    raise InputError(reason, f"{path}:{line_of_row(path, row)}")
+    found = {split: table.column(mask) for split, mask in MASKS.items() if mask in table.column_names}
+    for split, mask in found.items():
+        if mask.null_count:
+            row = 1 + pc.index(pc.is_null(mask), True).as_py()
+            raise InputError(f"row {row} has no value in column {MASKS[split]!r}", path)
+    return {split: mask.to_numpy() for split, mask in found.items()}
 
 
 class _File(Described):

@@ -95,7 +95,7 @@ def _first_rows(path: Path, names: Sequence[str]) -> list[list[str]]:
 
 
 def checked_names(column: pa.Array, name: str, first_row: int, path: Path) -> pa.Array:
-    """A Parquet column as strings or int64.
+    """A column of a Parquet file or a table as strings or int64.
 
     Args:
         name, first_row, path: the column's name, the number of the first row, from 1, and the file, for messages.

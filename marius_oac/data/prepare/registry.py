@@ -64,13 +64,17 @@ class KnownDataset:
         """What there is a file for: the splits, and what else OGB's sets need."""
         return (*self.splits, NODE_COUNTS) if self.ogb else self.splits
 
+    @property
+    def checksum(self) -> str:
+        """Whether files are compared with known checksums."""
+        return "verified" if self.sha256 else "not verified"
+
     def describe(self) -> str:
         """One line: size, licence, and whether the checksum is verified."""
         edges = " / ".join(f"{count:,}" for count in self.edges)
-        checksum = "verified" if self.sha256 else "not verified"
         return (
             f"{self.name}: {self.nodes:,} nodes, {self.relations:,} relations, {edges} edges; "
-            f"licence: {self.licence}; checksum: {checksum}{'; embedded' if self.embedded else ''}"
+            f"licence: {self.licence}; checksum: {self.checksum}{'; embedded' if self.embedded else ''}"
         )
 
 
@@ -92,20 +96,12 @@ def describe() -> str:
     """A table of all data sets: name, sizes, licence, checksum, address."""
     rows = [("name", "nodes", "edges", "licence", "checksum", "address")]
     for one in DATASETS:
-        checksum = "verified" if one.sha256 else "not verified"
-        address = next(iter(one.urls.values()))
-        source = f"comes with marius_oac; {address}" if one.embedded else address
-        rows.append((one.name, f"{one.nodes:,}", f"{sum(one.edges):,}", one.licence, checksum, source))
+        source = f"{'comes with marius_oac; ' * one.embedded}{next(iter(one.urls.values()))}"
+        rows.append((one.name, f"{one.nodes:,}", f"{sum(one.edges):,}", one.licence, one.checksum, source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    numbers = (1, 2)
-    cells = (
-        [
-            cell.rjust(width) if i in numbers else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in rows
-    )
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    form = "{:{}}  {:>{}}  {:>{}}  {:{}}  {:{}}  {:{}}"
+    pairs = ([part for cell in zip(row, widths, strict=True) for part in cell] for row in rows)
+    return "\n".join(form.format(*each).rstrip() for each in pairs)
 
 
 def find_dataset(name: str) -> KnownDataset:

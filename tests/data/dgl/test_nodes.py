@@ -138,12 +138,12 @@ def test_csv_that_others_wrote(tmp_path, command):
     ('node_id,feat\na,"1,x"\nb,"1,2"\nc,"1,2"\n', r"nodes.csv: 'feat' must be numbers with commas between them"),
     ("node_id,feat\na,1\nb,2\n", r"nodes.csv: edges have a node that is none: 'c'"),
     ("id,feat\na,1\n", r"nodes.csv: has no column 'node_id': id, feat"),
-    ("node_id,label,train_mask\na,u,1\nb,u,\n", r"nodes.csv:3: has no value in column 'train_mask'$"),
+    ("node_id,label,train_mask\na,u,1\nb,u,\n", r"nodes.csv: row 2 has no value in column 'train_mask'$"),
     ("node_id,label,train_mask\na,u,yes\nb,u,no\n", r"nodes.csv: can't be read: .* bool: invalid value 'yes'"),
     ("node_id,label,train_mask\na,u,1\nb,u,2\n", r"nodes.csv: can't be read: .* bool: invalid value '2'"),
-    ("node_id,feat\na,1\nb,2\n\nc,3\nb,4\na,5\n", r"nodes.csv:6: node 'b' stands in line 3 already$"),
-    ("node_id,feat\n7,1\n3,2\n7,3\n", r"nodes.csv:4: node '7' stands in line 2 already$"),
-    ("node_id,feat\na,1\n,2\n", r"nodes.csv:3: has no value in column 'node_id'$"),
+    ("node_id,feat\na,1\nb,2\n\nc,3\nb,4\na,5\n", r"nodes.csv: row 4: node 'b' stands in row 2 already$"),
+    ("node_id,feat\n7,1\n3,2\n7,3\n", r"nodes.csv: row 3: node '7' stands in row 1 already$"),
+    ("node_id,feat\na,1\n,2\n", r"nodes.csv: row 2 has an empty 'node_id'$"),
     ("node_id,label,train_mask\na,u\tv,1\n", r"nodes.csv: a name or label can't stand in labels.tsv"),
 ])  # fmt: skip
 def test_what_is_wrong_with_nodes_is_named(tmp_path, nodes, message):
