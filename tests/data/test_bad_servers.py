@@ -188,7 +188,7 @@ def test_room_on_the_disk(server, tmp_path, monkeypatch):
         (
             "chunked",
             2 * len(EDGES) - 1,
-            "the server does not say how long the file is, and more came than half of what the disk had free",
+            "it is not known how long the file is, and more came than half of what the disk had free",
         ),
     ]:
         usage = types.SimpleNamespace(free=free)

@@ -5,7 +5,6 @@ Only the wanted members of an archive are copied, to file names of our choice, s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import select
@@ -17,8 +16,9 @@ import time
 import uuid
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
@@ -31,7 +31,6 @@ from marius_oac.types import present
 
 SLOWEST, PATIENCE = 1 << 10, 60.0  # bytes a second that must come, on average in so many seconds
 PIECE_BYTES = 1 << 20
-MORE_THAN_FREE = "more came than half of what the disk had free"
 _MOST_SAID = 1 << 12  # bytes of a message
 _START = (
     "import json, sys\n"
@@ -90,47 +89,57 @@ def _fetch_archive(dataset: KnownDataset, folder: Path, paths: dict[str, Path]) 
         archive.unlink(missing_ok=True)
 
 
-def download(
-    url: str, target: Path, sha256: str | None = None, called: str | None = None, patience: float = PATIENCE
-) -> None:
+def download(url: str, target: Path, called: str | None = None, patience: float = PATIENCE) -> None:
     """Downloads one file. `target` is complete or doesn't exist.
 
     A process of its own speaks with the server (`http_get`). It ends with this call, however that ends.
 
     Args:
         url: http or https.
-        sha256: of the file's bytes, hexadecimal; None: not checked.
         called: what messages call the address.
         patience: seconds in each of which 1 KiB must come, on average.
 
     Raises:
-        InputError: another kind of address, no connection, an error status, fewer bytes than announced, another
-            checksum, a server that is too slow, or too little room on the disk.
+        InputError: another kind of address, no connection, an error status, fewer bytes than announced, a server that
+            is too slow, or too little room on the disk.
     """
-    called, digest, done = called or url, hashlib.sha256(), 0
+    called = called or url
     with new_file(target) as file, Activity(f"{target.name} is being downloaded"), _asked(url) as process:
         pieces = _pieces(process, patience, called)
-        line, _, piece = next(pieces, b"").partition(b"\n")
+        line, _, first = next(pieces, b"").partition(b"\n")
         about = json.loads(line or "{}")
         total: int | None = about.get("length")
-        most = room_for(total, target, called)
-        with Progress(f"downloading {target.name}", "B", total) as progress:
-            while line and (piece or (piece := next(pieces, b""))):
-                file.write(piece)
-                digest.update(piece)
-                done += len(piece)
-                progress.add(len(piece))
-                piece = b""
-                if done > most:
-                    raise InputError(f"the server does not say how long the file is, and {MORE_THAN_FREE}", called)
+        done = store(chain([first], pieces), file, target, total, "downloading", called)
         if process.wait():
-            raise InputError(
-                _reason(process) + (f": {done:,} of {total:,} bytes came" if done and total else ""), called
-            )
-        if sha256 is not None and digest.hexdigest() != sha256:
-            raise InputError(f"wrong checksum: SHA-256 {digest.hexdigest()}, {sha256} is expected", called)
+            came = f": {done:,} of {total:,} bytes came" if done and total else ""
+            raise InputError(_reason(process) + came, called)
     if not about["whole"]:
         logger.warning(f"{called}: the server did not say how long the file is: part of it may be missing")
+
+
+def store(pieces: Iterable[bytes], file: BinaryIO, target: Path, size: int | None, doing: str, called: str) -> int:
+    """Writes the pieces of a file and shows how far it is. Returns how many bytes came.
+
+    Args:
+        target: where the file will lie. size: of the file; None: unknown.
+
+    Raises:
+        InputError: the disk has less room than that; more came, or of an unknown size more than half of what was free.
+    """
+    free, done = shutil.disk_usage(target.parent).free, 0
+    if size is not None and size > free:
+        raise InputError(f"the file has {size:,} bytes, and the disk has {free:,} bytes free", called)
+    with Progress(f"{doing} {target.name}", "B", size) as progress:
+        for piece in pieces:
+            file.write(piece)
+            done += len(piece)
+            progress.add(len(piece))
+            if size is not None and done > size:
+                raise InputError(f"more bytes came than it has: {done:,} of {size:,}", called)
+            if size is None and done > free // 2:  # it may never end
+                what = "it is not known how long the file is, and more came than half of what the disk had free"
+                raise InputError(what, called)
+    return done
 
 
 @contextmanager
@@ -172,15 +181,6 @@ def _reason(process: subprocess.Popen[bytes]) -> str:
         return str(json.loads(present(process.stderr).read(_MOST_SAID))["error"])
     except (ValueError, LookupError, TypeError):
         return "the process that downloads has failed"
-
-
-def room_for(size: int | None, target: Path, called: str) -> int:
-    """The most bytes that a file may have on the disk of the target: its size, or half of what is free where that is
-    unknown. Raises InputError if that is more than the disk has."""
-    free = shutil.disk_usage(target.parent).free
-    if size is not None and size > free:
-        raise InputError(f"the file has {size:,} bytes, and the disk has {free:,} bytes free", called)
-    return free // 2 if size is None else size
 
 
 @contextmanager

@@ -18,9 +18,8 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from marius_oac.data.prepare.contents import files_in, matching
-from marius_oac.data.prepare.download import MORE_THAN_FREE, PIECE_BYTES, download, new_file, room_for
+from marius_oac.data.prepare.download import PIECE_BYTES, download, new_file, store
 from marius_oac.errors import InputError
-from marius_oac.runtime.progress import Progress
 from marius_oac.runtime.standstill import Activity
 
 _ADDRESS = re.compile(
@@ -64,19 +63,10 @@ def fetch_file(address: str, folder: Path) -> Path:
         download(address, target, called=shown(address))
         return target
     with new_file(target) as file, Activity(f"{name} is being fetched"), _opened(address) as (source, size):
-        done, most = 0, room_for(size, target, shown(address))
-        with Progress(f"fetching {name}", "B", size) as progress:
-            while piece := _read(source, address):
-                file.write(piece)
-                done += len(piece)
-                progress.add(len(piece))
-                if done > most:  # it may never end
-                    break
-        if size is None and done > most:
-            raise InputError(MORE_THAN_FREE, shown(address))
-        if size is not None and done != size:
-            amount = "more" if done > size else "fewer"
-            raise InputError(f"{amount} bytes came than it has: {done:,} of {size:,}", shown(address))
+        pieces = iter(lambda: _read(source, address), b"")
+        done = store(pieces, file, target, size, "fetching", shown(address))
+        if size is not None and done < size:
+            raise InputError(f"fewer bytes came than it has: {done:,} of {size:,}", shown(address))
     return target
 
 
