@@ -10,7 +10,7 @@ import pytest
 
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.edge_names import hold_names, roles
+from marius_oac.data.prepare.edge_names import header, roles
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 
@@ -158,9 +158,9 @@ def test_parquet_columns_are_chosen_by_what_they_are_called(tmp_path):
 
 
 def test_rules():
-    assert not hold_names(["head", "tail"], []) and not hold_names(["head", "tail"], [["a"]])
-    assert hold_names(["x", "r", "y"], [["1", "a", "2"], ["-3", "b", "+4"]])
-    assert not hold_names(["x", "r", "7"], [["1", "a", "2"]]) and not hold_names(["n", "m"], [["1", "a"]])
+    assert not header(["head", "tail"], [])[0] and not header(["head", "tail"], [["a"]])[0]
+    assert header(["x", "r", "y"], [["1", "a", "2"], ["-3", "b", "+4"]])[0]
+    assert not header(["x", "r", "7"], [["1", "a", "2"]])[0] and not header(["n", "m"], [["1", "a"]])[0]
     assert roles(["source", "target", "friendship"]) == [0, 1] and roles(["a", "b"]) is None
     assert roles(["S", "P", "O"]) == roles(["h", "r", "t"]) == roles(["s", "r", "o", "t"]) == [0, 1, 2]
     assert roles(["u", "v", "t"]) == roles(["s", "t", "w"]) == roles(["i", "j"]) == [0, 1]

@@ -103,16 +103,14 @@ class Database(Closable):
             self._connection.close()
 
 
-def connect(
-    work: Path, memory_limit: int = MEMORY_LIMIT_BYTES, most_threads: int = MAX_THREADS
-) -> duckdb.DuckDBPyConnection:
-    """Opens a database in the existing folder `work`, where it spills data beyond `memory_limit` bytes."""
+def connect(work: Path) -> duckdb.DuckDBPyConnection:
+    """Opens a database in the existing folder `work`, where it spills data beyond `MEMORY_LIMIT_BYTES`."""
     import duckdb  # which takes a sixth of a second, and few runs need it
 
     settings: dict[str, str | bool | int | float | list[str]] = {
-        "memory_limit": f"{memory_limit >> 20}MiB",
+        "memory_limit": f"{MEMORY_LIMIT_BYTES >> 20}MiB",
         "temp_directory": str(work / "spill"),
-        "threads": min(most_threads, os.cpu_count() or 1),
+        "threads": min(MAX_THREADS, os.cpu_count() or 1),
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }

@@ -108,11 +108,6 @@ def _word(name: str) -> str:
     return word
 
 
-def hold_names(first: Sequence[str], rows: Sequence[Sequence[str]], may_be_alone: bool = False) -> bool:
-    """Whether the fields of a first line are names of columns; see `header`."""
-    return header(first, rows, may_be_alone)[0]
-
-
 def header(first: Sequence[str], rows: Sequence[Sequence[str]], may_be_alone: bool = False) -> tuple[bool, bool]:
     """Whether the fields of a first line are names of columns, and whether that is sure.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from marius_oac.data.prepare.edge_file import Columns, EdgeFile, ReadOptions
-from marius_oac.data.prepare.edge_names import hold_names
+from marius_oac.data.prepare.edge_names import header
 from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.readers import check_readable, is_text, read_edges
 from marius_oac.data.prepare.remote import fetched, is_address, shown
@@ -127,7 +127,7 @@ class _Several:
 
     def _check_first(self, following: Sequence[Sequence[str]]) -> None:
         """Raises InputError if the first line that waits may be a header of the others and of those that follow."""
-        if self._options.header is None and self._lines and hold_names(self._lines[0], [*self._lines[1:], *following]):
+        if self._options.header is None and self._lines and header(self._lines[0], [*self._lines[1:], *following])[0]:
             why = "column names, or an edge? leave this file out, or say --no-header"
             raise InputError(why, shown(str(self._waiting[0])))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
-from io import BufferedIOBase
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,11 +33,6 @@ def read_text(file: EdgeFile, delimiter: str | None) -> Iterator[pa.RecordBatch]
     parser.tell()
 
 
-def open_maybe_compressed(path: Path) -> BufferedIOBase:
-    """Opens a file for reading, decompressed if the name ends in .gz."""
-    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")
-
-
 def read_pieces(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yields the file's bytes, decompressed, `size` at a time.
 
@@ -47,7 +41,7 @@ def read_pieces(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
     """
     done = 0
     try:
-        with open_maybe_compressed(path) as stream:
+        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb") as stream:
             while piece := stream.read(size):
                 yield piece
                 done += len(piece)
