@@ -28,7 +28,18 @@ INT32_IDS = 1 << 31  # ids below this fit int32
 
 @dataclass
 class Counts:
-    """Counts of what was written and what was left out; see `prepare.PreparedGraph`."""
+    """Counts of what was written and what was left out.
+
+    Attributes:
+        edges: the number of edges written for each split.
+        duplicates: the number of edges that equal an earlier one, kept or dropped as requested; 0 for OGB's sets, where
+            they are not counted.
+        unseen_edges: the number of edges given or drawn for valid and test with an entity or relation that train
+            lacked. With `unseen` "train" only those that went there are such, the others have all in train then.
+        unseen_nodes, unseen_relations: the number of such entities and relations.
+        copies: the number of edges of valid and test that equal an edge of train.
+        copy: the names in one of these, or None.
+    """
 
     num_nodes: int = 0
     num_relations: int = 0

@@ -102,36 +102,20 @@ class PrepareRequest:
         check_fractions(*_fractions(self))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedGraph:
+@dataclass(kw_only=True)
+class PreparedGraph(Counts):
     """The result of `prepare`.
 
     Attributes:
-        edges: the number of edges written for each split.
-        duplicates: the number of edges that equal an earlier one, kept or dropped as requested; 0 for OGB's sets, where
-            they are not counted.
-        unseen_edges: the number of edges given or drawn for valid and test with an entity or relation that train
-            lacked. With `unseen` "train" only those that went there are such, the others have all in train then.
-        unseen_nodes, unseen_relations: the number of such entities and relations.
-        unseen: what happened to them; see `PrepareRequest`.
-        copies: the number of edges of valid and test that equal an edge of train.
-        copy: the names in one of these, or None.
+        duplicates_dropped: whether the duplicates were dropped, not kept.
+        unseen: what happened to edges with names that train lacked; see `PrepareRequest`.
         comment_lines: the number of lines of text files that were skipped as comments.
         metric: what is computed with the negatives that the graph has of its own, by OGB's rule; None: it has none.
     """
 
     path: Path
-    num_nodes: int
-    num_relations: int
-    edges: dict[str, int]
-    duplicates: int
     duplicates_dropped: bool
-    unseen_edges: dict[str, int]
-    unseen_nodes: int
-    unseen_relations: int
     unseen: str
-    copies: dict[str, int]
-    copy: str | None
     comment_lines: int
     fingerprint: str
     metric: str | None = None
