@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.machine import machine
 from marius_oac.data.generate.log import LogSpec, day_batches
 from marius_oac.nodes.shards.packing import loads, pack
-from marius_oac.nodes.shards.placement import Placement, route_keys, shard_of_keys, unique_keys
+from marius_oac.storage.placement import Placement, route_keys, shard_of_keys, unique_keys
 
 FINEST = 4096
 SHARDS = (16, 32, 64, 128, 256, 512, 1024, 4096)

@@ -24,8 +24,8 @@ from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.graphs.graph import open_or_prepare
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest, pack
-from marius_oac.nodes.shards.placement import NUM_SHARDS
 from marius_oac.runs.sharded.task import ShardedTask
+from marius_oac.storage.placement import NUM_SHARDS
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
 

@@ -24,7 +24,6 @@ from benchmarks.machine import machine
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.data.logs.tables import FeatureTable, TableKeys
 from marius_oac.models.compute.row_optimizers import RowOptimizer
-from marius_oac.nodes.shards.placement import Placement, Route, route_keys, unique_keys
 from marius_oac.nodes.shards.pooling import pool_table
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import KeyedTable
@@ -33,6 +32,7 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.memory import MemoryStore
+from marius_oac.storage.placement import Placement, Route, route_keys, unique_keys
 
 SKEWS, LENGTHS = (0.0, 1.05), (1, 4, 16, 64)
 OPTIMIZER = RowOptimizer(OptimizerConfig())

@@ -24,14 +24,15 @@ from benchmarks.machine import machine
 from marius_oac.config.task import build_config
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.shards.placement import Placement
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.spread.contract import Part, SpreadRows
 from marius_oac.runs.spread.handover import Handover
 from marius_oac.runs.spread.key_move import shard_of_rows
+from marius_oac.runs.spread.spread import spread
 from marius_oac.runtime.files import checked
 from marius_oac.runtime.machine.binding import UNBOUND
+from marius_oac.storage.placement import Placement
 from marius_oac.tasks.ctr.task import CtrTask, start_ctr_task
 
 READ: dict[str, int] = {}
@@ -65,7 +66,7 @@ def save(task: CtrTask, placement: Placement, keys: np.ndarray, folder: Path) ->
     found = []
     for place in range(placement.num_nodes):
         with ExitStack() as stack:
-            rows = task.spread(Part(placement, place))
+            rows = spread(task.tables(), Part(placement, place))
             (table,) = rows.make_tables(stack, folder, UNBOUND)
             vocabularies = (keys % 4).astype(np.uint16)
             mine = placement.nodes[shard_of_rows(vocabularies, keys, placement.num_shards)] == place
@@ -89,7 +90,7 @@ def go_on(task: CtrTask, parts: list[Checkpoints], before: Placement, after: Pla
     """Seconds that it takes all processes."""
 
     def work(group: ThreadGroup) -> None:
-        rows = task.spread(Part(after, group.rank))
+        rows = spread(task.tables(), Part(after, group.rank))
         with ExitStack() as stack:
             if after.num_nodes == before.num_nodes:
                 return same(rows, parts[group.rank], stack, folder)

@@ -24,8 +24,8 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.checkpoints.origin import check_together
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.rows import KeyedTables, NumberedTables
 from marius_oac.runs.segments import Segments
-from marius_oac.runs.spread.contract import Part, SpreadRows
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.types import Planner, Step
@@ -181,14 +181,9 @@ class Task(ABC):
     def sample(self, device: torch.device, threads: int) -> Sample:
         """A small batch by which installations are compared; see `runs.arithmetic`."""
 
-    @property
     @abstractmethod
-    def num_shards(self) -> int:
-        """V, the number of virtual shards of its tables if a run begins over nodes."""
-
-    @abstractmethod
-    def spread(self, part: Part) -> SpreadRows:
-        """Describes the task's rows where they are spread over nodes."""
+    def tables(self) -> NumberedTables | KeyedTables:
+        """Describes the task's rows, for whoever stores them elsewhere than `build` does."""
 
     @abstractmethod
     def has(self, split: Split) -> bool:

@@ -25,10 +25,8 @@ from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute import own_initial
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.update import Update
-from marius_oac.nodes.shards.placement import NUM_SHARDS
+from marius_oac.runs.rows import NumberedTables
 from marius_oac.runs.segments import LocalSegments
-from marius_oac.runs.spread.contract import Part
-from marius_oac.runs.spread.numbered import NumberedRows
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components, Peers, Task
 from marius_oac.runtime.files.untrusted_arrays import read_npy
@@ -111,18 +109,15 @@ class TaskOnGraph(Task):
         readers = [EntityReader.of_store(store) for store in stores]
         return Components(in_order(self.config, planner), stores, step, device, readers, LocalSegments())
 
-    @property
-    def num_shards(self) -> int:
-        """See `Task.num_shards`."""
-        return NUM_SHARDS
-
-    def spread(self, part: Part) -> NumberedRows:
-        """See `Task.spread`; the nodes' rows are numbered."""
-        config = self.config
+    def tables(self) -> NumberedTables:
+        """See `Task.tables`; a row for each of the graph's nodes."""
+        config, count = self.config, self.graph.num_nodes
         layouts = {table.name: entity_layout(config) for table in self.planner.tables}
-        initials = {name: entity_initial(config, name, self.graph.num_nodes) for name in layouts}
-        about = (config.storage, config.training.optimizer, self._planner)
-        return NumberedRows(part, self.graph.num_nodes, layouts, initials, *about)
+        initials = {name: entity_initial(config, name, count) for name in layouts}
+        return NumberedTables(
+            count=count, layouts=layouts, initials=initials, storage=config.storage,
+            optimizer=config.training.optimizer, make_planner=self._planner,
+        )  # fmt: skip
 
 
 def entity_layout(config: GraphConfig) -> RowLayout:

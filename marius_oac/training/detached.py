@@ -18,7 +18,6 @@ from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import Packed
-from marius_oac.nodes.shards.placement import Placement
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
@@ -27,6 +26,7 @@ from marius_oac.runs.sharded.segments import ShardedSegments
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
+from marius_oac.storage.placement import Placement
 
 
 @contextmanager

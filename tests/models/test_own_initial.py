@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.shards.placement import IdPlaces, Placement
 from marius_oac.runs.spread.numbered import PlacedInitial
 from marius_oac.storage.initial import GivenInitial, RowInitial
+from marius_oac.storage.placement import IdPlaces, Placement
 from marius_oac.tasks.graph import entity_initial
 from marius_oac.testing.initial import check_initial
 from tests.graphs import tiny_config

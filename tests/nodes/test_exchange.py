@@ -7,13 +7,13 @@ import pytest
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.shards.exchange import RemoteSource
-from marius_oac.nodes.shards.placement import Placement, route_keys
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.batch import Batch
 from marius_oac.runtime.channel import Closed
+from marius_oac.storage.placement import Placement, route_keys
 from marius_oac.types import BatchData
 from tests.threads import PATIENCE
 

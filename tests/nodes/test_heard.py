@@ -14,7 +14,6 @@ from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.no_rows import NoRows
-from marius_oac.nodes.shards.placement import Route
 from marius_oac.nodes.shards.remote_rows import Pending, RemoteRows
 from marius_oac.nodes.shards.routed import DispatchedPlan
 from marius_oac.nodes.shards.serving import ShardServer
@@ -23,6 +22,7 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.messages import Applied, Dense, Fill, Found, Malformed, Patch, Refuse, Rows, parse
 from marius_oac.pipeline.batch import Batch, Buffers
 from marius_oac.runtime.channel import Closed
+from marius_oac.storage.placement import Route
 from marius_oac.types import BatchData
 from tests.nodes.test_messages import ANY
 from tests.threads import PATIENCE

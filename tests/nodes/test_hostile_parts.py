@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from marius_oac.errors import CheckpointError
-from marius_oac.nodes.shards.placement import IdPlaces, Placement
 from marius_oac.runs.checkpoints.origin import Origin
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.sharded.checkpoint import PLACE, PLACEMENT, Layout
+from marius_oac.storage.placement import IdPlaces, Placement
 
 RUN = "0" * 16
 

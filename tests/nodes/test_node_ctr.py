@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from marius_oac.data.batches.rank_slice import RankSlice, with_share
-from marius_oac.nodes.shards.placement import FEWEST_SHARDS, NUM_SHARDS, Placement, shard_of_keys
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.key_move import shard_of_rows
-from marius_oac.runs.spread.keyed import shared_by_shard
+from marius_oac.runs.spread.spread import num_shards, spread
 from marius_oac.runtime.machine.binding import UNBOUND
+from marius_oac.storage.key_tables import shared_by_shard
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY, is_shared
+from marius_oac.storage.placement import FEWEST_SHARDS, NUM_SHARDS, Placement, shard_of_keys
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.training.node_task import data_digest
 from tests.click_logs import ctr_config, small_log
@@ -32,8 +33,8 @@ def test_rare_keys_share_a_row_for_each_shard_that_lies_where_the_shard_does():
 def test_a_run_whose_keys_wait_has_few_shards(tmp_path, after, number):
     """Else the rows that they share would fill a small table, or lie on another node than the keys do."""
     task, _ = start_ctr_task(ctr_config(small_log(tmp_path / "day.parquet"), f"keys.admit_after={after}"))
-    assert task.num_shards == number
-    rows = task.spread(Part(Placement.by_number(2, NUM_SHARDS), 0))
+    assert num_shards(task.tables()) == number
+    rows = spread(task.tables(), Part(Placement.by_number(2, NUM_SHARDS), 0))
     with ExitStack() as stack, pytest.raises(ValueError, match="lie on several nodes") if after > 1 else nullcontext():
         rows.make_tables(stack, tmp_path, UNBOUND)
 
@@ -48,7 +49,7 @@ def test_nodes_with_other_files_under_the_same_names_are_told_apart(tmp_path):
 
 def test_a_pull_says_how_often_each_key_was_seen(tmp_path):
     config = ctr_config(small_log(tmp_path / "day.parquet"), "keys.admit_after=2")
-    rows = start_ctr_task(config)[0].spread(Part(Placement.by_number(2), 0))
+    rows = spread(start_ctr_task(config)[0].tables(), Part(Placement.by_number(2), 0))
     with ExitStack() as stack:
         planner = rows.planner(stack)
         plan = planner.plan(3)

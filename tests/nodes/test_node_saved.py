@@ -13,7 +13,6 @@ from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.launch.cluster import Place
 from marius_oac.nodes.launch.launch import local_cluster
-from marius_oac.nodes.shards.placement import Placement
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved, write_saved
 from marius_oac.runs.compare import _difference
@@ -23,6 +22,7 @@ from marius_oac.runs.sharded.checkpoint import Joined, Layout, drop_after, layou
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.place import name_of
 from marius_oac.runs.task import Schedule
+from marius_oac.storage.placement import Placement
 from marius_oac.training import cluster as node_training
 from marius_oac.training import local
 from marius_oac.training.cluster import _before

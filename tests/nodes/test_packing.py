@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.shards.packing import LookupCost, heaviest, loads, pack
-from marius_oac.nodes.shards.placement import NUM_SHARDS
+from marius_oac.storage.placement import NUM_SHARDS
 from tests.nodes import naive_shards as naive
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from marius_oac.data.logs.tables import FeatureTable, TableKeys
 from marius_oac.nodes.shards.bags import Bags, Picks
-from marius_oac.nodes.shards.placement import unique_keys
 from marius_oac.nodes.shards.pooling import pool_table
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import KeyedTable
 from marius_oac.nodes.transport.messages import Kind, Malformed, Push, array
 from marius_oac.storage.keys.table import KeyTable
+from marius_oac.storage.placement import unique_keys
 from tests.nodes import naive_pooling as naive
 from tests.nodes.naive_shards import shard_of_key
 from tests.nodes.test_protocol_simulation import (

@@ -5,7 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.kernels.cpu.permutation import MAX_SIZE
-from marius_oac.nodes.shards.placement import (
+from marius_oac.storage.keys.index import initial_keys
+from marius_oac.storage.placement import (
     FEWEST_SHARDS,
     NUM_SHARDS,
     IdPlaces,
@@ -14,7 +15,6 @@ from marius_oac.nodes.shards.placement import (
     shard_of_keys,
     unique_keys,
 )
-from marius_oac.storage.keys.index import initial_keys
 from tests.data.test_random import chi_square_is_plausible, needs_jit
 from tests.nodes import naive_shards as naive
 

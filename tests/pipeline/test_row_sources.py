@@ -10,7 +10,6 @@ from marius_oac.config.sections import OptimizerConfig, WorkersConfig
 from marius_oac.errors import InputError
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
-from marius_oac.nodes.shards.placement import IdPlaces, Placement
 from marius_oac.nodes.shards.remote_rows import RemoteRows
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.serving import ShardServer
@@ -28,6 +27,7 @@ from marius_oac.storage.disk.store import SsdStore
 from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
+from marius_oac.storage.placement import IdPlaces, Placement
 from marius_oac.testing import row_sources
 from marius_oac.testing.row_sources import World, check_row_source
 from marius_oac.types import TableSpec

@@ -10,7 +10,6 @@ import torch
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.shards.placement import FEWEST_SHARDS, IdPlaces, Placement
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.sharded.checkpoint import PLACE, PLACEMENT
 from marius_oac.runs.sharded.in_memory import Held, InMemoryCheckpoint
@@ -19,9 +18,11 @@ from marius_oac.runs.spread import handover as handovers
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.handover import Handover, Ranges
 from marius_oac.runs.spread.key_move import shard_of_rows
+from marius_oac.runs.spread.spread import spread
 from marius_oac.runtime.files import blocks, checked
 from marius_oac.runtime.machine.binding import UNBOUND
 from marius_oac.storage.memory import MemoryStore
+from marius_oac.storage.placement import FEWEST_SHARDS, IdPlaces, Placement
 from marius_oac.storage.snapshots import PARTS, SavedTable
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
@@ -50,7 +51,7 @@ class Clicks:
     def __init__(self, folder, memory):
         config = ctr_config(small_log(folder / "day.parquet"), "keys.admit_after=2", "keys.drop_after=1",
                             "keys.capacity=20000", *memory)  # fmt: skip
-        self.spread = start_ctr_task(config)[0].spread
+        self.tables = start_ctr_task(config)[0].tables()
         self.keys = DRAW.integers(-(2**62), 2**62, 6000)
 
     def fill(self, rows, tables):
@@ -95,7 +96,7 @@ class Graph:
     """A table of numbered rows."""
 
     def __init__(self, graph, memory):
-        self.spread = GraphTask(tiny_config(graph, *memory), graph).spread
+        self.tables = GraphTask(tiny_config(graph, *memory), graph).tables()
 
     def fill(self, rows, tables):
         pass
@@ -117,7 +118,7 @@ def saved(world, folder, before, name, held=None):
     parts, had = [], []
     for place in range(before.num_nodes):
         with ExitStack() as stack:
-            rows = world.spread(Part(before, place))
+            rows = spread(world.tables, Part(before, place))
             where = folder / name / str(place)
             where.mkdir(parents=True)
             tables = rows.make_tables(stack, where, UNBOUND)
@@ -143,7 +144,7 @@ def saved(world, folder, before, name, held=None):
 def taken(world, parts, before, group, carriers, after, folder, one_machine=False):
     """What one process has then."""
     place = carriers.index(group.rank) if group.rank in carriers else None
-    rows = world.spread(Part(after, place))
+    rows = spread(world.tables, Part(after, place))
     with ExitStack() as stack:
         opened = [each.open(as_read=True) if isinstance(each, Checkpoints) else each for each in parts]
         folder.mkdir(exist_ok=True)

@@ -31,7 +31,6 @@ from marius_oac.errors import NodeLost
 from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.no_rows import NoRows
 from marius_oac.nodes.shards.pending_requests import PendingRequests, SyncConnections
-from marius_oac.nodes.shards.placement import Route
 from marius_oac.nodes.shards.remote_rows import RemoteExchange, RemoteRows
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.values import ValueFormat
@@ -44,6 +43,7 @@ from marius_oac.pipeline.rows import RowExchange, RowSource
 from marius_oac.runtime.workers import join
 from marius_oac.storage.backing import IN_MEMORY, Backing
 from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.placement import Route
 from marius_oac.types import Plan, present
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from marius_oac.errors import InputError
-from marius_oac.nodes.shards.placement import Placement
+from marius_oac.storage.placement import Placement
 
 _STEPS_PER_SHARD = 4
 _EVEN = 1e-4  # how far the most loaded node may be above the mean

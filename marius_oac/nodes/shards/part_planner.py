@@ -10,8 +10,8 @@ import numpy as np
 
 from marius_oac.nodes.parts.batch import OnePart, PartedBatch
 from marius_oac.nodes.parts.blocks import blocks_of
-from marius_oac.nodes.shards.placement import Route
 from marius_oac.nodes.shards.routed import RoutedPlan
+from marius_oac.storage.placement import Route
 from marius_oac.types import Plan, Planner
 
 Gathered = tuple[Sequence[Route], Sequence[np.ndarray], Sequence[Sequence[np.ndarray]]]

@@ -18,7 +18,7 @@ from marius_oac.data.logs.batches import table_indices
 from marius_oac.data.logs.tables import FeatureTable, TableKeys
 from marius_oac.kernels.cpu import routes as kernels
 from marius_oac.nodes.shards.bags import Bags
-from marius_oac.nodes.shards.placement import Placement, Route, group, node_of_keys
+from marius_oac.storage.placement import Placement, Route, group, node_of_keys
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from marius_oac.nodes.shards.placement import Route
 from marius_oac.pipeline.batch import Batch
+from marius_oac.storage.placement import Route
 from marius_oac.types import BatchData, Plan, Planner
 
 

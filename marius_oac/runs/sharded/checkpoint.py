@@ -22,13 +22,13 @@ from typing import Any, Self
 import numpy as np
 
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.nodes.shards.placement import IdPlaces, Placement
 from marius_oac.runs.checkpoints.checkpoint import PLACEMENT, SERVES, Checkpoint, name_of
 from marius_oac.runs.checkpoints.origin import check_together
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import BEST, SAVED, START, Checkpoints, read_saved
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runtime.files.atomic import check_no_link, disk_errors, sync, unfinished
+from marius_oac.storage.placement import IdPlaces, Placement
 
 NODES = "nodes"
 DENSE = "dense_sync"

@@ -22,13 +22,13 @@ from marius_oac.data.batches.rank_slice import with_share
 from marius_oac.errors import InputError, NodeLost, size_text
 from marius_oac.nodes.launch.cluster import names
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even, heaviest, pack
-from marius_oac.nodes.shards.placement import Placement
 from marius_oac.runs.checkpoints.retention import START
 from marius_oac.runs.sharded.checkpoint import Layout, saved_num_shards, saved_packings
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.placement import Placement
 from marius_oac.storage.sizes import page_bytes
 
 MOST_BATCHES, MOST_EXAMPLES = 200, 1 << 20

@@ -34,7 +34,6 @@ from marius_oac.nodes.parts.step import PartedStep
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import Packed, even
 from marius_oac.nodes.shards.part_planner import PartPlanner
-from marius_oac.nodes.shards.placement import Placement
 from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
 from marius_oac.nodes.shards.spans import SpanClient, SpanServer
 from marius_oac.nodes.shards.table import ShardTable
@@ -42,6 +41,7 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.arithmetic import Sample
 from marius_oac.runs.checkpoints.checkpoint import PLACEMENT, SERVES, Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.rows import KeyedTables, NumberedTables
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, ShardedCheckpoint, layout_name
 from marius_oac.runs.sharded.dense import DenseBefore, lent_dense, load_dense, take_over_dense
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
@@ -52,10 +52,12 @@ from marius_oac.runs.sharded.segments import ShardedSegments
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.spread.contract import Part, SpreadRows
 from marius_oac.runs.spread.handover import Handover
+from marius_oac.runs.spread.spread import num_shards, spread
 from marius_oac.runs.task import Components, Peers, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.machine.topology import running_kernel
 from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.placement import Placement
 from marius_oac.types import Plan, Step, present
 
 Connect = Callable[[ExitStack, Sequence[ShardTable] | None, Sequence[ValueFormat], Callable[[Plan], float], Binding],
@@ -74,7 +76,7 @@ class _Built:
 
 
 class ShardedTask(Task):
-    """Trains a task with its rows spread over nodes (`Task.spread`).
+    """Trains a task with its rows spread over nodes (`Task.tables`).
 
     Args:
         task: what is trained.
@@ -111,7 +113,7 @@ class ShardedTask(Task):
         carries = weights[group.rank] and not detached
         self.place = sum(each > 0 for each in weights[: group.rank]) if carries else None
         self.peers: ClusterPeers = ClusterPeers(group, detached or self.crowd.trains[group.rank], bool(carries))
-        self.packed, self._detached = packed or Packed(even(self.carried, task.num_shards)), detached
+        self.packed, self._detached = packed or Packed(even(self.carried, num_shards(task.tables()))), detached
         self.speed_monitor = speed_monitor or SpeedMonitor(
             task.config.nodes, group.rank, self.trainers, task.config.training.batch_size
         )
@@ -125,7 +127,7 @@ class ShardedTask(Task):
     @cached_property
     def rows(self) -> SpreadRows:
         """See the class."""
-        return self.task.spread(Part(self.placement, self.place))
+        return spread(self.task.tables(), Part(self.placement, self.place))
 
     @property
     def dense(self) -> DenseAgreement:
@@ -162,11 +164,6 @@ class ShardedTask(Task):
     def placement(self) -> Placement:
         """Virtual shards to the processes that carry rows, numbered in the order of their ranks."""
         return self.packed.placement
-
-    @property
-    def num_shards(self) -> int:
-        """V, of the placement."""
-        return self.placement.num_shards
 
     @property
     def layout(self) -> str:
@@ -212,9 +209,9 @@ class ShardedTask(Task):
     def _all_row_bytes(self) -> int:
         return self.rows.held * sum(layout.row_bytes for layout in self.rows.layouts.values())
 
-    def spread(self, part: Part) -> SpreadRows:
-        """See `Task.spread`."""
-        return self.task.spread(part)
+    def tables(self) -> NumberedTables | KeyedTables:
+        """See `Task.tables`."""
+        return self.task.tables()
 
     def make_step(self, device: torch.device, threads: int, update: Update) -> Step:
         """See `Task.make_step`."""

@@ -1,6 +1,6 @@
 """What training over nodes asks of a task's rows: the tables of a process, the nodes of a batch's rows, their state.
 
-A task describes its rows once (`Task.spread`); `runs.sharded.task` trains it over nodes with this description.
+A task describes its rows once (`Task.tables`); `spread` makes these of them, and `runs.sharded.task` trains with them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner
 from marius_oac.data.logs.together import Exchange, OwnSpans
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.part_planner import Gathered
-from marius_oac.nodes.shards.placement import Placement
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.shards.values import ValueFormat
@@ -27,6 +26,7 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.spread.handover import Handover
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
+from marius_oac.storage.placement import Placement
 from marius_oac.types import present
 
 

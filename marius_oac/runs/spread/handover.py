@@ -17,8 +17,8 @@ import torch
 
 from marius_oac.errors import CheckpointError
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.nodes.shards.placement import IdPlaces
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
+from marius_oac.storage.placement import IdPlaces
 from marius_oac.storage.snapshots import SavedTable
 
 NOBODY = -1

@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 
 from marius_oac.errors import CheckpointError
-from marius_oac.nodes.shards.placement import Placement, shard_of_keys
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.spread.handover import NOBODY, Handover, cut, whole_rows
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.keys.table import NO_KEY, is_shared
+from marius_oac.storage.placement import Placement, shard_of_keys
 from marius_oac.storage.snapshots import SavedTable
 from marius_oac.types import present
 

@@ -3,7 +3,7 @@ lies, and the node that carries it numbers it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import cast
 
 import numpy as np
 
-from marius_oac.config.sections import OptimizerConfig
 from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner
 from marius_oac.data.logs.batches import LogPlan, LogPlanner
 from marius_oac.data.logs.tables import FeatureTable
@@ -19,18 +18,20 @@ from marius_oac.data.logs.together import Exchange, OwnSpans
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.part_planner import Gathered
-from marius_oac.nodes.shards.placement import FEWEST_SHARDS, Placement, Route, route_keys, shard_of_keys, unique_keys
 from marius_oac.nodes.shards.pooling import pool_table, spans_of
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import KeyedTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.rows import KeyedTables
 from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, of_one_plan
 from marius_oac.runs.spread.handover import Handover, row_bytes
 from marius_oac.runs.spread.key_move import KeyMove, shard_of_rows
 from marius_oac.runtime.machine.binding import Binding
-from marius_oac.storage.contract import ParameterStore, RowLayout
-from marius_oac.storage.keys.table import NO_KEY, KeyTable, SharedKeys
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.key_tables import key_arrays, key_counts, load_key_arrays, shared_by_shard
+from marius_oac.storage.keys.table import KeyTable
+from marius_oac.storage.placement import FEWEST_SHARDS, Placement, Route, route_keys, shard_of_keys, unique_keys
 
 
 class BatchKeys:
@@ -61,35 +62,12 @@ class RemoteKeys:
         return values, local, ~known[local]
 
 
-@dataclass(eq=False)
-class KeyedRows(SpreadRows):
-    """Tables of keys, which get rows when training first meets them.
-
-    Attributes:
-        part: see `SpreadRows`.
-        tables: the features of each table. layouts: of their rows.
-        optimizer: of the rows; `penalty`: see `ShardTable`.
-        admit_after: see `KeyTable`.
-        pooled: names of the bags that the nodes pool.
-        most_keys: that a batch can have, of each table.
-        make_key_tables: makes the empty tables of this process, with shared rows as given.
-        make_planner: makes a planner, whose keys the given objects number.
-        first_file: returns the number of the file that an epoch begins with; `file_of`: that of a batch.
-    """
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KeyedRows(KeyedTables, SpreadRows):
+    """`KeyedTables` of which this process has a part."""
 
     part: Part
-    tables: Sequence[FeatureTable]
-    layouts: Mapping[str, RowLayout]
-    optimizer: OptimizerConfig
-    penalty: float
-    admit_after: int
-    pooled: Sequence[str]
-    most_keys: Sequence[int]
-    make_key_tables: Callable[[ExitStack, Path | None, Binding, Sequence[SharedKeys]], Sequence[KeyTable]]
-    make_planner: Callable[[ExitStack, Sequence[BatchKeys]], SlicedPlanner]
-    first_file: Callable[[int], int]
-    file_of: Callable[[int], int]
-    _key_tables: Sequence[KeyTable] = field(default=(), init=False)
+    _key_tables: list[KeyTable] = field(default_factory=list, init=False)
 
     @property
     def formats(self) -> list[ValueFormat]:
@@ -101,7 +79,7 @@ class KeyedRows(SpreadRows):
         """See `SpreadRows.make_tables`."""
         if self.admit_after > 1 and self.part.placement.num_shards > FEWEST_SHARDS:
             raise ValueError("keys that share a row would lie on several nodes")
-        self._key_tables = self.make_key_tables(stack, folder, binding, (shared_by_shard,))
+        self._key_tables[:] = self.make_key_tables(stack, folder, binding, (shared_by_shard,))
         optimizer = RowOptimizer(self.optimizer)
         return [
             KeyedTable(keys, optimizer, self.penalty, bool(self._bags(table)), self.file_of)
@@ -232,34 +210,3 @@ class KeyedRows(SpreadRows):
     def counts(self) -> dict[str, int]:
         """See `SpreadRows.counts`."""
         return key_counts(self._key_tables)
-
-
-def shared_by_shard(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The `SharedKeys` over nodes: one row for each vocabulary and virtual shard, on the node that has the shard. So
-    which keys share a row depends neither on the number of nodes nor on the placement."""
-    return NO_KEY + 1 + shard_of_keys(vocabularies, keys, FEWEST_SHARDS)
-
-
-def key_arrays(tables: Sequence[KeyTable]) -> dict[str, np.ndarray]:
-    """Returns the keys of each table, as `TABLE.NAME`."""
-    return {f"{keys.store.name}.{name}": array for keys in tables for name, array in keys.arrays().items()}
-
-
-def load_key_arrays(tables: Sequence[KeyTable], arrays: Mapping[str, np.ndarray]) -> None:
-    """Restores what `key_arrays` returned."""
-    for keys in tables:
-        keys.load(_of_table(arrays, keys.store.name))
-
-
-def key_counts(tables: Sequence[KeyTable]) -> dict[str, int]:
-    """Returns the number of keys of each table, and of those that wait or were dropped."""
-    found: dict[str, int] = {}
-    for keys in tables:
-        name = f"tables.{keys.store.name}"
-        found |= {f"{name}.keys": len(keys), f"{name}.waiting": keys.waiting, f"{name}.dropped": keys.dropped}
-    return found
-
-
-def _of_table(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    """Those of `TABLE.NAME` that belong to a table, by `NAME`."""
-    return {each.removeprefix(f"{name}."): array for each, array in arrays.items() if each.startswith(f"{name}.")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from marius_oac.config.sections import OptimizerConfig, StorageConfig
 from marius_oac.data.batches.rank_slice import SlicedPlanner
 from marius_oac.errors import CheckpointError
 from marius_oac.evaluation.scores import EntityReader
@@ -19,17 +18,18 @@ from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.part_planner import Gathered
-from marius_oac.nodes.shards.placement import IdPlaces, Placement
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.rows import NumberedTables
 from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, of_one_plan
 from marius_oac.runs.spread.handover import Handover, Ranges, cut, row_bytes, whole_rows
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.placement import IdPlaces, Placement
 from marius_oac.storage.snapshots import PARTS, SavedTable
 from marius_oac.types import Plan
 
@@ -53,26 +53,11 @@ class PlacedInitial(RowInitial):
         self.of_ids.fill(self.places.ids_on(self.place, keys), rows, dimension)
 
 
-@dataclass(frozen=True, eq=False)
-class NumberedRows(SpreadRows):
-    """Tables that all have the ids 0 to `count` - 1; there may be none.
-
-    Attributes:
-        part: see `SpreadRows`.
-        count: rows of each table over all nodes.
-        layouts: of each table's rows, by name, in the order of a plan's rows.
-        initials: initial values of each table, by name; keys are ids.
-        storage, optimizer: sections of the configuration.
-        make_planner: see `SpreadRows.planner`.
-    """
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NumberedRows(NumberedTables, SpreadRows):
+    """`NumberedTables` of which this process has a part."""
 
     part: Part
-    count: int
-    layouts: Mapping[str, RowLayout]
-    initials: Mapping[str, RowInitial]
-    storage: StorageConfig
-    optimizer: OptimizerConfig
-    make_planner: Callable[[ExitStack], SlicedPlanner]
 
     @cached_property
     def places(self) -> IdPlaces:

@@ -31,17 +31,16 @@ from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
-from marius_oac.nodes.shards.placement import FEWEST_SHARDS, NUM_SHARDS
 from marius_oac.runs.arithmetic import Sample
 from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.rows import KeyedTables
 from marius_oac.runs.segments import LocalSegments
-from marius_oac.runs.spread.contract import Part
-from marius_oac.runs.spread.keyed import KeyedRows, key_arrays, key_counts, load_key_arrays, shared_by_shard
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components, Peers, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.key_tables import key_arrays, key_counts, load_key_arrays, shared_by_shard
 from marius_oac.storage.keys.table import KeyTable, SharedKeys, shared_by_all
 from marius_oac.tasks.ctr import build, sample
 from marius_oac.tasks.ctr.distinct import DistinctIds
@@ -190,19 +189,16 @@ class CtrTask(Task):
         """See `Task.sample`."""
         return sample.clicks(self.config, self.features, device, threads)
 
-    @property
-    def num_shards(self) -> int:
-        """See `Task.num_shards`; few where keys wait, as those of a shard share a row."""
-        return FEWEST_SHARDS if self.config.keys.admit_after > 1 else NUM_SHARDS
-
-    def spread(self, part: Part) -> KeyedRows:
-        """See `Task.spread`; rows belong to keys."""
-        config, schedule = self.config, self._schedule
-        return KeyedRows(
-            part, self.features, self._layouts, config.training.optimizer, config.training.embedding_l2,
-            config.keys.admit_after, [each.name for each in config.data.multi_valued if each.pool_at == "shard"],
-            [config.training.batch_size * table.max_ids for table in self.features],
-            self._make_tables, self._make_planner, schedule.first_file, schedule.file_of,
+    def tables(self) -> KeyedTables:
+        """See `Task.tables`; rows belong to keys."""
+        config, training = self.config, self.config.training
+        return KeyedTables(
+            tables=self.features, layouts=self._layouts, optimizer=training.optimizer, penalty=training.embedding_l2,
+            admit_after=config.keys.admit_after,
+            pooled=[each.name for each in config.data.multi_valued if each.pool_at == "shard"],
+            most_keys=[training.batch_size * table.max_ids for table in self.features],
+            make_key_tables=self._make_tables, make_planner=self._make_planner,
+            first_file=self._schedule.first_file, file_of=self._schedule.file_of,
         )  # fmt: skip
 
     def _make_tables(

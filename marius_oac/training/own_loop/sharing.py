@@ -8,7 +8,7 @@ import numpy as np
 import torch.distributed as dist
 
 from marius_oac.errors import InputError, shown
-from marius_oac.nodes.shards.placement import FEWEST_SHARDS, Placement, node_of_keys
+from marius_oac.storage.placement import FEWEST_SHARDS, Placement, node_of_keys
 
 
 class Share(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 
 from marius_oac.errors import InputError
-from marius_oac.nodes.shards.placement import Placement, route_keys
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.runtime.channel import Channel
 from marius_oac.storage.keys.distinct import DistinctKeys
+from marius_oac.storage.placement import Placement, route_keys
 from marius_oac.training.own_loop.at_hand import Rows, Rule
 from marius_oac.training.own_loop.pipeline import LoopStep
 from marius_oac.training.own_loop.planner import Fed, LoopBatch, LoopPlanner

@@ -28,7 +28,6 @@ import torch.distributed as dist
 
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.nodes.launch.cluster import endpoint
-from marius_oac.nodes.shards.placement import route_keys
 from marius_oac.nodes.shards.serving import ShardServer, reason_of
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.contract import Client, Limits, Security
@@ -39,6 +38,7 @@ from marius_oac.pipeline.rows import RowSource
 from marius_oac.runtime.channel import Channel
 from marius_oac.runtime.console import logger
 from marius_oac.storage.keys.distinct import DistinctKeys
+from marius_oac.storage.placement import route_keys
 from marius_oac.training.own_loop import shared_checkpoints
 from marius_oac.training.own_loop.checkpoints import Moment, Parts, about
 from marius_oac.training.own_loop.exits import end_at_exit
