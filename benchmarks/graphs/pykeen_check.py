@@ -27,7 +27,7 @@ from pykeen.nn.modules import ComplExInteraction, DistMultInteraction, TransEInt
 from pykeen.triples import CoreTriplesFactory
 
 from marius_oac.config.link_prediction import ModelConfig
-from marius_oac.data.graphs.graph import Graph, open_or_prepare
+from marius_oac.data.graphs.graph import Graph, open_graph
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import Evaluation, evaluate
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--decoder", choices=("distmult", "complex", "transe"), default="complex")
     parser.add_argument("--norm", type=int, choices=(1, 2), default=2)
     args = parser.parse_args()
-    cases = [saved_case(args)] if args.graph else random_cases(open_or_prepare("codex-s"))
+    cases = [saved_case(args)] if args.graph else random_cases(open_graph("codex-s"))
     print(f"PyKEEN {version('pykeen')}, torch {torch.__version__}")
     print(f"{'':<34}{'filtered MRR':>14}{'PyKEEN':>14}{'largest difference':>20}{'seconds':>9}{'PyKEEN':>8}")
     agree = True

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate.log import LogSpec, write_day
-from marius_oac.data.graphs.graph import open_or_prepare
+from marius_oac.data.graphs.graph import open_graph
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest, pack
 from marius_oac.runs.sharded.task import ShardedTask
@@ -35,7 +35,7 @@ Make = Callable[[ThreadGroup, list[float]], ShardedTask]
 
 def graphs() -> Iterator[tuple[str, Make]]:
     """codex-s with many and few negatives, which are even by themselves."""
-    graph = open_or_prepare("codex-s")
+    graph = open_graph("codex-s")
     for count in (500, 50):
         negatives = {"count": count}
         config = Config.build(

@@ -14,7 +14,7 @@ from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.config.task import TaskConfig
-from marius_oac.data.graphs.graph import open_or_prepare
+from marius_oac.data.graphs.graph import open_graph
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.models.compute.multiply import Layer
 from marius_oac.runs.task import Task
@@ -62,13 +62,13 @@ class TaskEntry:
 
 
 def _start_links(config: Config) -> tuple[Task, Sequence[str]]:
-    graph = open_or_prepare(config.data.path)
+    graph = open_graph(config.data.path)
     config, notes = settled_on(config, graph)
     return GraphTask(config, graph), notes
 
 
 def _decided(config: Config) -> Config:
-    return settled_on_given(config, open_or_prepare(config.data.path))
+    return settled_on_given(config, open_graph(config.data.path))
 
 
 def _as_it_is(config: Any) -> Any:
@@ -76,7 +76,7 @@ def _as_it_is(config: Any) -> Any:
 
 
 def _start_classes(config: NodeClassificationConfig) -> tuple[Task, Sequence[str]]:
-    return NodeClassificationTask(config, open_or_prepare(config.data.path)), ()
+    return NodeClassificationTask(config, open_graph(config.data.path)), ()
 
 
 def _again(start: Callable[[Any], tuple[Task, Sequence[str]]]) -> Resume:

@@ -17,7 +17,7 @@ from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs import identity
-from marius_oac.data.graphs.graph import Graph, open_or_prepare
+from marius_oac.data.graphs.graph import Graph, open_graph
 from marius_oac.data.prepare.splits import Split, check_split
 from marius_oac.errors import InputError
 from marius_oac.evaluation.metrics import Metrics
@@ -154,7 +154,7 @@ class TrainedOnGraph(TrainedRun):
 
     def __init__(self, folder: RunFolder, checkpoint: str | None):
         super().__init__(folder, checkpoint)
-        self.graph = open_or_prepare(self.config.data.path)
+        self.graph = open_graph(self.config.data.path)
         folder.check_data(self.graph.fingerprint, self.config)
         self.checkpoint = folder.checkpoint(checkpoint)
 
@@ -177,7 +177,7 @@ class TrainedOnGraph(TrainedRun):
         """See `TrainedRun.names_in`."""
         config: Any = RunPlaces(folder, data_path).config()
         try:
-            graph = open_or_prepare(config.data.path)
+            graph = open_graph(config.data.path)
             folder.check_data(graph.fingerprint, config)
         except InputError:  # bits can be compared without the graph
             if data_path is not None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from marius_oac.data.prepare.prepare import new_folder
+from marius_oac.data.folders import new_folder
 from marius_oac.errors import InputError
 from marius_oac.runtime.files import unfinished as parts
 from marius_oac.runtime.files.unfinished import new_part

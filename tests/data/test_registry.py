@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from marius_oac.data.folders import default_cache_dir
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare import prepare as prepare_module
-from marius_oac.data.prepare.download import default_cache_dir, download, extract, fetch
+from marius_oac.data.prepare.download import download, extract, fetch
 from marius_oac.data.prepare.edge_file import EdgeFile
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.data.prepare.readers import read_edges

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from marius_oac.cli.init.yaml_text import commented, plain, scalar
 from marius_oac.config.parts import DECODERS, DEFAULT_DECODER, WITHOUT_RELATIONS
-from marius_oac.data.graphs.graph import open_or_prepare
+from marius_oac.data.graphs.graph import open_graph
 from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
 from marius_oac.data.prepare.readers import read_edges
 from marius_oac.data.prepare.text import read_pieces
@@ -27,7 +27,7 @@ def known_graph(name: str) -> str:
     Raises:
         InputError: there is no such graph, or it has no edges to train on.
     """
-    graph = open_or_prepare(name)
+    graph = open_graph(name)
     if not graph.num_edges["train"]:
         raise InputError("the graph has no edges to train on", name)
     counts = " / ".join(f"{count:,}" for count in graph.num_edges.values())

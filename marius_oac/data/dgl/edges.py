@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marius_oac.data.dgl.nodes import NodeData, write_node_files
+from marius_oac.data.folders import new_folder
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, new_folder, prepare
+from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, prepare
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.scratch import scratch_folder
 

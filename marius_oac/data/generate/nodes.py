@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from marius_oac.data.folders import new_folder
 from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, new_folder, prepare
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError
 from marius_oac.runtime.command import Parser, run_command

@@ -13,10 +13,8 @@ import numpy as np
 from marius_oac.data.graphs.edge_ids import check_ids
 from marius_oac.data.graphs.given import GivenNegatives, check_metric, files_of, open_negatives
 from marius_oac.data.graphs.names import check_names, ids_of, names_of
-from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.data.prepare.layout import FORMAT, MANIFEST, VERSION, fingerprint
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
-from marius_oac.data.prepare.registry import dataset_of
+from marius_oac.data.prepare.registry import EMBEDDED, dataset_of
 from marius_oac.data.prepare.splits import SPLITS, Split
 from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.hashing import check_files
@@ -138,30 +136,18 @@ class Graph:
         return ids_of(self.path / "relations.parquet", names, self.num_relations, "relation")
 
 
-def open_or_prepare(name_or_path: str | os.PathLike[str], cache_dir: Path | None = None) -> Graph:
-    """Opens a graph folder, or a data set that comes with this package. The latter is prepared into `cache_dir` on
-    first use.
-
-    Several processes may do so at once: each prepares in its own temporary folder, and the first to finish renames its
-    folder to the final name.
+def open_graph(name_or_path: str | os.PathLike[str]) -> Graph:
+    """Opens a graph folder, or the graph of a data set that comes with this package.
 
     Raises:
-        InputError: there is no such graph (says how to prepare it); as `Graph.open` and `prepare`.
+        InputError: there is no such graph (says how to prepare it); as `Graph.open`.
     """
     path = Path(name_or_path)
     if path.is_dir():
         return Graph.open(path)
     if path.exists():
         raise InputError(f"is a file; prepare it first: marius-oac prepare {path} --out FOLDER", path)
-    dataset = dataset_of(name_or_path)
-    cached = (cache_dir or default_cache_dir()) / "graphs" / f"{dataset.name}-v{VERSION}"
-    if not cached.exists():
-        try:
-            prepare(PrepareRequest(source=dataset.name, out=cached))
-        except InputError:
-            if not cached.exists():  # else another process was faster, and its graph is the same
-                raise
-    return Graph.open(cached)
+    return Graph.open(EMBEDDED / dataset_of(name_or_path).name / "graph")
 
 
 class _Edges(Described):

@@ -40,11 +40,6 @@ _START = (
 )  # no `-m`, which would import from the present folder
 
 
-def default_cache_dir() -> Path:
-    """The folder $XDG_CACHE_HOME/marius_oac, or ~/.cache/marius_oac."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marius_oac"
-
-
 def fetch(dataset: KnownDataset, cache_dir: Path) -> dict[str, Path]:
     """The data set's files by split, downloaded into `cache_dir/downloads/<name>` unless they exist.
 

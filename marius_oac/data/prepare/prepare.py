@@ -5,19 +5,17 @@ The folder is built beside its destination and renamed at the end, so a graph fo
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
+from marius_oac.data.folders import default_cache_dir, new_folder
 from marius_oac.data.prepare.assemble import Assembler, Counts, RawEdges
-from marius_oac.data.prepare.database import query_errors
-from marius_oac.data.prepare.download import default_cache_dir, fetch
+from marius_oac.data.prepare.download import fetch
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import write_manifest
@@ -29,8 +27,7 @@ from marius_oac.data.prepare.sources import Source, files_of, partitioned_by, se
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
-from marius_oac.runtime.files.atomic import check_place, sync
-from marius_oac.runtime.files.unfinished import flush_folder, new_part
+from marius_oac.runtime.files.atomic import check_place
 from marius_oac.runtime.progress import Progress
 from marius_oac.runtime.standstill import watched
 from marius_oac.types import present
@@ -309,28 +306,3 @@ def _manifest(
         "sources": sources,
         "options": options | {"read": {f.name: getattr(read, f.name) for f in fields(ReadOptions)}},
     }
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`. If the block succeeds it is flushed to disk and renamed to `out`, else removed.
-
-    Raises:
-        InputError: it can't be made there, `out` was created meanwhile, or the disk is full.
-    """
-    check_place(out)
-    with ExitStack() as stack:
-        try:
-            folder = stack.enter_context(new_part(out))
-        except OSError as error:
-            raise InputError(f"can't be made: {error.strerror}", out) from None
-        with query_errors(out, "nothing was kept"):
-            yield folder
-            flush_folder(folder)
-            try:
-                os.rename(folder, out)
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise InputError("came into being while it was prepared; nothing was changed", out) from None
-                raise
-            sync(out.parent)

@@ -20,13 +20,14 @@ from marius_oac.config.encoder import EncoderConfig, ModuleConfig, SageConfig
 from marius_oac.config.parts import own_file
 from marius_oac.config.sections import ComputeConfig
 from marius_oac.data.dgl.sampling import DglSampler
+from marius_oac.data.folders import default_cache_dir
 from marius_oac.data.graphs.derived import DerivedArray, open_derived
 from marius_oac.data.graphs.features import features_fingerprint, open_features
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.neighbors.neighborhoods import Neighborhoods, Sampler, features_of
 from marius_oac.data.neighbors.neighbors import Neighbors, open_neighbors
 from marius_oac.data.neighbors.sampling import NeighborSampler
-from marius_oac.data.prepare.download import default_cache_dir
+from marius_oac.data.prepare.registry import EMBEDDED
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
@@ -243,9 +244,12 @@ def load_encoder(encoder: Encoder, checkpoint: Checkpoint) -> None:
 
 
 def _writable(graph: Graph) -> Path:
-    """The graph's folder, or, with a warning, a folder in the user's cache if that can't be written."""
-    if os.access(graph.path, os.W_OK):
+    """The graph's folder, or a folder in the user's cache if that comes with the package or, with a warning, can't be
+    written."""
+    own = graph.path.is_relative_to(EMBEDDED)
+    if os.access(graph.path, os.W_OK) and not own:
         return graph.path
     place = default_cache_dir() / "derived" / graph.fingerprint[:16]
-    logger.warning(f"{graph.path} can't be written: neighbours and features lie in {place}")
+    if not own:
+        logger.warning(f"{graph.path} can't be written: neighbours and features lie in {place}")
     return place
