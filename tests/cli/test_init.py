@@ -263,6 +263,10 @@ REFUSED = [
     ("log.csv", "click\n1\n0\n", ("log.csv", "one column", "','", "--delimiter")),
     ("log.csv", "a,b,c,d\n" + "".join(f"{i},{i % 7},x{i % 9},{i / 7}\n" for i in range(90)),
      ("which column says what was clicked?", "--label COLUMN", "b (categorical)", "d (numeric)")),
+    ("log.csv", "flag,clicked,converted,n\n" + "".join(f"{i % 2},{i % 3 // 2},{i % 5 // 4},{i / 7}\n" for i in range(90)),
+     ("which column says what was clicked?", "'flag', 'clicked', 'converted'", "--label COLUMN")),
+    ("log.csv", "clicked,n,m,k\n" + "".join(f"{'1' * (i % 2)},{i / 7},{i},x\n" for i in range(90)),
+     ("which column says what was clicked? no column has two values",)),
     ("log.csv", "a,b,a,click\n" + "1,2,3,0\n1,2,3,1\n" * 9, ("log.csv", "two columns are named 'a'")),
     ("log.csv", "a,b,c,click\n1,2,3\n1,2,3,1\n", ("log.csv",)),
     ("log.csv.gz", b"\x1f\x8b\x08garbage", ("log.csv.gz", "compressed file")),
@@ -344,7 +348,7 @@ def test_the_kind_of_a_column(tmp_path, name, values, kind):
     assert guess_label(sample).name == "click"
 
 
-@pytest.mark.parametrize("value", [str, lambda number: number], ids=["texts", "integers"])
+@pytest.mark.parametrize("value", [str, int, "u{}".format], ids=["numbers as texts", "integers", "texts"])
 def test_different_ids_are_one_a_row_only_if_many_rows_or_all_say_so(tmp_path, value):
     for rows, whole, kind in [(300, False, "categorical"), (300, True, "row_number"), (10_000, False, "row_number")]:
         ids = pa.array([value(number * 7 % rows + 10**6) for number in range(rows)])

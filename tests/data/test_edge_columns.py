@@ -90,6 +90,25 @@ def test_a_name_says_which_column_it_is(tmp_path, caplog):
     assert lines(caplog) == ["g.csv: left out: 'weight' (weights) (--columns)"]
 
 
+def test_a_column_between_ends_that_are_named_is_a_relation_unless_no_value_is_there_twice(tmp_path, caplog):
+    for count, wanted in [(120, [2]), (60, [3])]:
+        rows = "".join(f"a{i % 9},note {i % count},b{i % 7}\n" for i in range(120))
+        assert {*map(len, prepared(tmp_path, f"source,remark,target\n{rows}"))} == {*wanted}, count
+        shutil.rmtree(tmp_path / "graph")
+
+
+def test_heads_that_count_the_rows_are_heads_where_relations_and_tails_follow(tmp_path, caplog):
+    rows = [(str(i), str(i % 4), str(i * 7 % 200)) for i in range(200)]
+    assert prepared(tmp_path, "".join(",".join(row) + "\n" for row in rows)) == sorted(rows) and not lines(caplog)
+
+
+def test_several_numbers_like_days_are_times_and_one_is_a_name(tmp_path, caplog):
+    for days, wanted in [(1, ("n1", "20240101", "m1")), (9, ("n1", "m1"))]:
+        rows = "".join(f"n{i},{20240101 + i % days},m{i}\n" for i in range(40))
+        assert wanted in prepared(tmp_path, rows), days
+        shutil.rmtree(tmp_path / "graph")
+
+
 def test_names_over_integers_are_told_from_them(tmp_path, caplog):
     text = "% a graph\nwho\twhom\n1\t2\n3\t4\n"
     assert prepared(tmp_path, text, "g.tsv", comment="%") == [("1", "2"), ("3", "4")] and not lines(caplog)

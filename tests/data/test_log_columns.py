@@ -92,6 +92,15 @@ def test_lists_as_texts_have_the_values_that_were_written(lists, written):
     assert bag.keys.tolist() == [naive_logs.text_key(each)[0] for values in lists for each in values]
 
 
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_quote_behind_a_backslash_ends_no_text_of_a_list(quote):
+    texts = [rf"a\{quote}b, c", "d"]
+    schema = config(multi_valued=[{"name": "b", "separator": "list", "kind": "verbatim"}])
+    written = "[" + ", ".join(f"{quote}{each}{quote}" for each in texts) + "]"
+    keys = converted(schema, c=pa.array([1]), b=pa.array([written])).bags["b"].keys
+    assert keys.tolist() == [naive_logs.text_key(each)[0] for each in texts]
+
+
 @pytest.mark.parametrize(
     "text",
     ["[2, 12, 21]", "2,12 , 21", " [2,12,21.0] ", "['2', \"12\", 21]", "[2, 12, 21,]", "(2, 12, 21)", "{2,12,21}"],

@@ -125,6 +125,13 @@ def test_texts_that_stand_for_missing_numbers(tmp_path):
     refused(path, numbers("x"), "row 1: the number in column 'x' is empty or NaN")
 
 
+def test_a_number_that_means_a_missing_one_is_compared_in_the_columns_own_floats():
+    schema = numbers({"name": "x", "transform": "none", "missing": 7}, missing=["0.1", "-999"])
+    for kind in (pa.float32(), pa.float64()):
+        values, _ = found(schema, x=pa.array([0.1, 0.5, -999], kind))
+        assert values[:, 0].tolist() == [7, 0.5, 7], kind
+
+
 def test_truth_values_and_wide_integers_are_numbers():
     values, _ = found(
         numbers("x", {"name": "y", "transform": "none"}), x=pa.array([True, False]), y=pa.array([2**63 - 1, 0])

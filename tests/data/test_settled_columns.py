@@ -31,6 +31,7 @@ def test_features_that_share_rows_have_keys_of_one_kind(tmp_path, c, b):
         ({"positive": "1"}, ["1", "-1"], "2", "is 2, not '-1' or '1'"),
         ({"positive": "b", "negative": ["a", "c"]}, ["a", "b"], "d", "is 'd', not 'a' or 'c' or 'b'"),
         ({"positive": "b", "negative": ["a", "c"]}, ["a", "b"], "c", None),
+        ({"positive": "v1.0"}, ["v1.0", "v2.0"], "v2.0", None),
         ({"positive": "b"}, ["a", "b", "c"], "d", None),
         ({"positive": "b"}, ["b"], "d", None),
     ],
@@ -72,6 +73,7 @@ IDS = [str(i * 7 % 90) for i in range(400)]
             "'-', in 1 rows, is taken for a missing number",
         ),
         ("numeric", "user_id", IDS, "is read as numeric, but looks categorical: 90 values, named like an id"),
+        ("numeric", {"name": "user_id", "transform": "log1p"}, IDS, None),
         ("categorical", "user_id", IDS, None),
         ("categorical", "tags", [f'"[{a}, 3]"' for a in IDS], "is read as categorical, but looks multi_valued: lists"),
         (

@@ -248,7 +248,6 @@ def _of_nearly_numbers(name: str, found: Evidence, odd: np.ndarray, enough: int)
         return replace(guessed, kind="categorical", why=f"{found.different:,} values", missing=0)
     if guessed.kind != "numeric":
         return guessed
-    guessed = replace(guessed, missing=found.missing)
     return _with_odd(guessed, found, odd, [guessed.doubt] if guessed.doubt else [])
 
 

@@ -219,7 +219,7 @@ class EdgeFile:
                 if number not in said and names[number]}  # fmt: skip
         if len(said) == 3 and values:
             kind = values[said[1]]
-            if kind.is_no_name or kind.floats:
+            if kind.is_no_name:
                 return Choice([said[0], said[2]], left | {said[1]: kind.is_no_name})
             if names[said[1]].lower() == "label" and kind.integers is not None:
                 return Choice(said, left, f"numbers such as {kind.example} may be labels of the edges, not relations")

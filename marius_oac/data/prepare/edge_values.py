@@ -152,7 +152,7 @@ def _follow(head: Values, relation: Values, tail: Values) -> bool:
     if head.integers is None or tail.integers is None:
         return False
     if relation.integers is None:
-        return not relation.floats and not relation.is_no_name
+        return not relation.is_no_name
     if len(relation.different) == 1:
         return few
     return few and _spread(head.integers, tail.integers) and (_same_range(head, tail) or _share(head, tail))
