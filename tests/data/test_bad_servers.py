@@ -158,9 +158,9 @@ def tls_server(folder, answer):
     return listening, thread
 
 
-@pytest.mark.parametrize("trusted", [False, True])
-def test_certificates_are_verified_and_no_redirect_leaves_tls(own_certificate, monkeypatch, trusted):
-    listening, thread = tls_server(own_certificate, to("http://127.0.0.1:1/"))
+@pytest.mark.parametrize("trusted, scheme", [(False, "http"), (True, "http"), (True, "HTTP")])
+def test_certificates_are_verified_and_no_redirect_leaves_tls(own_certificate, monkeypatch, trusted, scheme):
+    listening, thread = tls_server(own_certificate, to(f"{scheme}://127.0.0.1:1/"))
     try:
         if trusted:
             monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(own_certificate / "cert"))
@@ -279,6 +279,15 @@ def test_nothing_is_left_of_a_download_that_is_stopped(server, tmp_path, number)
         assert left.wait(20), "the process that downloads lives on"
     assert process.returncode == -number
     assert number == signal.SIGKILL or os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("module", ["json", "marius_oac"])
+def test_the_program_takes_no_module_from_the_present_folder(server, tmp_path, monkeypatch, module):
+    (tmp_path / f"{module}.py").write_text("raise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    download(server + "plain", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == EDGES
 
 
 def test_paths_with_blanks_and_other_letters(tmp_path):

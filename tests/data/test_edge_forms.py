@@ -207,6 +207,15 @@ def test_quotes_hide_a_delimiter(tmp_path, caplog):
     assert read(tmp_path, tmp_path / "g.txt", caplog) == ([('5" pipe', "b"), ("b", "c")], [])
 
 
+@pytest.mark.parametrize("doubled", [19, 20])
+def test_quotes_that_are_doubled_in_many_names_are_no_part_of_these(tmp_path, caplog, doubled):
+    lines = [f'"the ""{i}"""\tb{i}' for i in range(doubled)]
+    (tmp_path / "g.txt").write_text("".join(f"{line}\n" for line in [*lines, "a\tb"]))
+    edges, _ = read(tmp_path, tmp_path / "g.txt", caplog)
+    first = 'the "{}"' if doubled == 20 else '"the ""{}"""'
+    assert edges == sorted([("a", "b"), *((first.format(i), f"b{i}") for i in range(doubled))])
+
+
 TAGGED = {
     "heads and tails": ("#a\t#b\nb\t#a\n", [("#a", "#b"), ("b", "#a")], []),
     "all heads": ("#a\tb\n#b\tc\n", [("#a", "b"), ("#b", "c")], []),
