@@ -259,6 +259,12 @@ def test_all_parts_are_needed_where_they_should_be_there():
     assert apart([facts(0), facts(0)], complete=False)
 
 
+def test_a_checkpoint_that_no_run_has_saved_is_no_runs(tmp_path):
+    Checkpoints(tmp_path).save(10, [table()], {}, {}, keep=1)
+    with pytest.raises(CheckpointError, match="is a checkpoint of another run"):
+        Checkpoints(tmp_path, run="1" * 16).open()
+
+
 @pytest.mark.parametrize("change", [{"run": "x"}, {"session": ""}, {"number": -1}, {"parts": 0}, {"alike": 1}])
 def test_what_no_origin_can_be_is_refused(tmp_path, change):
     Checkpoints(tmp_path).save(10, [table()], {}, {}, keep=1)

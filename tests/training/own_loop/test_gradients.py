@@ -59,6 +59,18 @@ def test_gradients_of_all_rows_are_clipped_by_their_norm():
     assert min(norms) > 0.5 and norms[::2] == pytest.approx(norms[1::2], rel=1e-5)
 
 
+def test_what_is_named_twice_is_clipped_once():
+    pair = Pair()
+    both = nn.ModuleList([pair.items, pair.out])
+    with pair.engine as engine:
+        for batch in engine.batches(key_batches(1, keys=KEYS)):
+            pair.loss(batch, pair.items).backward()
+            leaf = pair.rows.param_groups[0]["params"][0]
+            norm = torch.stack([each.grad.norm() for each in (leaf, *pair.out.parameters())]).norm()
+            for given in (both, [both, pair.items, pair.out], [both, leaf]):
+                assert torch.allclose(mt.clip_grad_norm_(given, 2.0 * norm.item()), norm)
+
+
 def test_a_scaler_skips_the_rows_of_a_step_whose_gradients_overflow():
     pair = Pair()
     scalers = {each: torch.amp.GradScaler("cpu", init_scale=8.0) for each in (pair.items, pair.plain)}
