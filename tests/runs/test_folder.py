@@ -63,6 +63,17 @@ def test_rewinding_keeps_what_came_before(folder):
     assert folder.metrics.lines() == [] and len(folder.order.read()) == 0
 
 
+def test_what_batches_were_predicted_as_they_came_is_kept(folder):
+    """They are not predicted again: the checkpoint is of after they were trained on."""
+    lines = [
+        {"kind": "evaluation", "split": "progressive", "batch": batch, "first": batch - 9} for batch in (9, 19, 29)
+    ]
+    for line in lines:
+        folder.metrics.add(line)
+    recorded = folder.metrics.flushed(20)
+    assert folder.metrics.rewind(20) == recorded and folder.metrics.lines() == lines[:2]
+
+
 def test_a_torn_line_ends_the_metrics(folder):
     folder.metrics.add({"kind": "interval", "batch": 1})
     with open(folder.path / "metrics.jsonl", "a") as file:

@@ -3,6 +3,7 @@ can't be converted exactly is refused, and ids that the model does not know are 
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from marius_oac.config.ctr import LogConfig
+from marius_oac.data.logs.fingerprints import MISSING
 from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.tasks.ctr.distinct import DistinctIds
 from tests.run_folders import says
 
 ROWS = 1200
@@ -122,3 +126,12 @@ def test_ids_that_the_model_does_not_know_are_told(command, folder, tmp_path, ot
         assert code == 0 and len(said) == bool(share), err
         if share:
             assert f"column 'user_id': {share}" in said[0] and " of its 69 distinct ids" in said[0] and "10" in said[0]
+
+
+def test_a_missing_id_is_none_of_those_that_are_counted():
+    for unknown, said in [([True, False, True], []), ([True, True, False], ["none of its 2 distinct ids is known"])]:
+        distinct = DistinctIds(LogConfig(train="x", categorical=[{"name": "c", "kind": "integer"}]))
+        keys = SimpleNamespace(keys=np.array([7, 9, MISSING]), examples=3, offsets={})
+        distinct.add(SimpleNamespace(name="t", singles=["c"], bags=[], sequences=[]), keys, np.array(unknown))
+        found = list(distinct.lines())
+        assert len(found) == len(said) and all(part in line for part, line in zip(said, found, strict=True)), found
