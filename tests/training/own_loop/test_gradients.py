@@ -241,3 +241,11 @@ def test_rows_that_are_updated_use_the_memory_of_the_batch_before():
             loop.train(batch)
             seen.append(loop.items.rows._whole.ctypes.data)
     assert len({*seen}) == 1
+
+
+def test_a_zero_whose_sign_is_changed_beside_a_step_is_taken_over():
+    loop = Loop()
+    with loop.engine as engine:
+        for _, zero in zip(engine.batches([{"item": torch.tensor([1, 2])}] * 2), (0.0, -0.0), strict=True):
+            loop.rows.param_groups[0]["params"][0].data.fill_(zero)
+    assert torch.signbit(loop.table()[1:3]).all()
