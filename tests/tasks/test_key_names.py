@@ -29,13 +29,6 @@ def test_names_are_vocabulary_and_key(count, texts):
     assert _key_names(VOCABULARIES, numbers, keys, checks, KeyTexts.read(Path("no run"))) == expected
 
 
-def test_a_key_with_another_check_or_vocabulary_is_that_of_another_text():
-    known = KeyTexts(np.array([0, 0, 1], np.uint16), np.array([5, 9, 5]), np.array([1, 2, 3], np.uint32),
-                     np.arange(3), np.arange(1, 4), np.frombuffer(b"abc", np.uint8))  # fmt: skip
-    asked = np.array([0, 0, 1, 1], np.uint16), np.array([5, 5, 5, 9]), np.array([1, 3, 3, 2], np.uint32)
-    assert known.names(*asked) == ["a", None, "c", None]
-
-
 def test_rows_from_anywhere_have_their_own_names(monkeypatch):
     arrays = {
         "t.index.keys": np.arange(5),
