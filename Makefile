@@ -154,10 +154,11 @@ gpu-cache: .venv-triton/installed  ## its kernels, compiled beforehand, in build
 wheel: .venv/installed  ## a wheel of the package, in dist
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-lint: .venv/tested  ## style and types
+lint: .venv/tested  ## style, types, and the size of each folder
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/python -m tests.size --check
 
 clean:  ## remove .venv and caches; runs stay
 	rm -rf .venv .venv-dgl .venv-docs .venv-loops .venv-lowest .venv-ray .venv-triton build site *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
