@@ -20,7 +20,6 @@ from marius_oac.cli.nodes_arguments import add_nodes, on_ray
 from marius_oac.cli.predict_arguments import add_predict
 from marius_oac.cli.report_arguments import add_report, add_watch, make_report, watch_run
 from marius_oac.cli.tune_arguments import add_tune
-from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.runtime import present_folder
 from marius_oac.runtime.command import Parser, check_present_folder, check_system, end_at_once, run_command
@@ -375,9 +374,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_system()
         present_folder.ignored_by_drawings()
         words = sys.argv[1:] if argv is None else list(argv)
-        if words[:1] and (new := COMMANDS.get(words[0])):
-            tell(words[0], new)
-            words[0] = new
         args = _parser().parse_args(words)
         args.argv = words
         check_present_folder()

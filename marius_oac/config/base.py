@@ -12,9 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from marius_oac.config.errors import located, parse, read_mapping, where
+from marius_oac.config.errors import located, parse, read_mapping
 from marius_oac.config.modes import NodesConfig
-from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
     CheckpointConfig,
     ComputeConfig,
@@ -96,11 +95,6 @@ class BaseConfig(Section):
         return ()
 
     @classmethod
-    def of_an_older_run(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Converts the plain values of an older run's configuration of this class."""
-        return tree
-
-    @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
         """Reads a YAML file and applies `a.b=c` overrides.
 
@@ -120,16 +114,13 @@ class BaseConfig(Section):
     ) -> Self:
         """Validates a tree of plain values; `lines` maps key paths to line numbers of `source`."""
         overrides = list(overrides)
-        from_set = {tuple(item.partition("=")[0].split(".")): 0 for item in overrides}
-        merged = with_new_names(
-            _apply(tree, overrides), CONFIG_KEYS, lambda path: where(path, source, lines or {}, set(from_set))
-        )
+        from_set = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+        merged = _apply(tree, overrides)
         chosen: type[Self] = cls.of_task(merged.get("task"))
-        lines, from_set = (lines_by_new_names(each, CONFIG_KEYS) for each in (lines or {}, from_set))
         try:
             return chosen.model_validate(merged)
         except ValidationError as error:
-            raise located(error, chosen, merged, source, lines, set(from_set)) from None
+            raise located(error, chosen, merged, source, lines or {}, from_set) from None
 
     def dump(self) -> str:
         """The resolved configuration as YAML: what `load` reads back to an equal Config."""

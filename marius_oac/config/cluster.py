@@ -17,7 +17,6 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticKnownError
 
 from marius_oac.config.errors import causes, explain, read_mapping, reason
-from marius_oac.config.renamed import CLUSTER_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
     Bool,
     Bytes,
@@ -208,8 +207,6 @@ class ClusterConfig(Section):
         path = Path(path)
         tree, lines = read_mapping(path, "nodes: [{address: a}, {address: b}]")
         tree = {str(key): value for key, value in tree.items()}
-        tree = with_new_names(tree, CLUSTER_KEYS, lambda key: f"{path}:{lines[key]}")
-        lines = lines_by_new_names(lines, CLUSTER_KEYS)
         try:
             cluster = cls.model_validate(tree)
         except ValidationError as error:

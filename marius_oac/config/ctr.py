@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -289,21 +289,3 @@ class CtrConfig(BaseConfig):
     def train_files(self) -> tuple[str, ...]:
         """See `BaseConfig.train_files`."""
         return self.data.train
-
-    @classmethod
-    def of_an_older_run(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `BaseConfig.of_an_older_run`. In versions without transforms, the label and numeric columns are mere
-        names, whose values were taken as they are, or by `log_numbers`."""
-        data = tree.get("data")
-        if not isinstance(data, Mapping) or not isinstance(data.get("numeric"), list | tuple):
-            return tree
-        transform = "log_squared" if data.get("log_numbers") is True else "none"
-
-        def section(column: Any) -> Any:
-            known = {"name": column, "transform": transform}
-            return NumericConfig(**known).model_dump(mode="json") if isinstance(column, str) and column else column
-
-        changed: dict[str, Any] = {"numeric": [section(each) for each in data["numeric"]]}
-        if isinstance(data.get("label"), str):
-            changed["label"] = {"column": data["label"], "positive": None}
-        return {**tree, "data": {**data, **changed}}

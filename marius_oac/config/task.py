@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from marius_oac.config.base import BaseConfig
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.node_classification import NodeClassificationConfig
@@ -36,9 +35,3 @@ def kernel_groups(config: TaskConfig, over_nodes: bool = False) -> tuple[str, ..
         "bfloat16": config.compute.precision == "bfloat16",
     }
     return (config.kernels, *(group for group, used in added.items() if used))
-
-
-def of_an_older_run(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Converts the plain values of an older run's configuration."""
-    kind: type[BaseConfig] = Config.of_task(tree.get("task"))
-    return kind.of_an_older_run(tree)

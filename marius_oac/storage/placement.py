@@ -25,9 +25,9 @@ from marius_oac.kernels.cpu.random import stream_key, wrapping
 from marius_oac.storage.keys.distinct import number_distinct
 
 NUM_SHARDS = 1 << 12
-"""Of a new run: four for each of a thousand processes. A run keeps the number that its first checkpoint has."""
+"""Four for each of a thousand processes."""
 FEWEST_SHARDS = 1 << 8
-"""Of a run that an earlier version began, and where the keys of a shard that wait to be admitted share a row."""
+"""Where the keys of a shard that wait to be admitted share a row, and in a loop of one's own."""
 MAX_SHARDS = 1 << 16
 MAX_KEYS = 1 << 30  # of one batch
 

@@ -184,7 +184,7 @@ def _resumed(
     with _opened(path, part, place, config, task, id) as folder:
         folder.check_resumable(config, task.fingerprint)
         if not place.rank:
-            for key, why in ignored_by_kstep(config):  # earlier versions ignored these keys silently
+            for key, why in ignored_by_kstep(config):  # the run may have begun with another kind
                 logger.warning(f"{key}: {why}")
         if checkpoint is None and not data and not before and not task.peers.any(not local.has_ended(folder, task)):
             if task.group is not group:

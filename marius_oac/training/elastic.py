@@ -124,8 +124,7 @@ class _ElasticWorker:
             if not isinstance(message, Welcome):
                 raise NodeLost(first.name, f"answers with {message.kind.name}")
             run = json.loads(bytes(message.run))
-            if run.get("version") != __version__:
-                theirs = run.get("version", "older")
+            if (theirs := run.get("version")) != __version__:
                 raise InputError(f"its marius_oac is {theirs}, this one is {__version__}", f"node {first.name}")
             lines = [first]
             for name, address in run["servers"][1:]:

@@ -80,6 +80,5 @@ def agreed(config: TaskConfig, own: TaskConfig, group: Group) -> tuple[TaskConfi
 
 
 def kept(config: TaskConfig, before: TaskConfig) -> TaskConfig:
-    """The configuration of a run that goes on, with what it had in place of `auto`. `auto` itself is in runs of a
-    version before that knew no such key: they have NumPy's."""
+    """The configuration of a run that goes on, with what it had in place of `auto`."""
     return config.with_products(before.compute.products) if config.compute.products == "auto" else config

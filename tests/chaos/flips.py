@@ -79,7 +79,7 @@ SPECIMENS = {
     "log": Specimen((_train("clicks"),), ("day_0.parquet", "day_1.parquet"), (_READ[0], _READ[2], _CLICKS)),
 }
 MAY_BE_ABSENT = ("summary.json", "best.json", "saved.json")
-"""In a run that has not ended, that has not been evaluated, that an earlier version made."""
+"""In a run that has not ended, that has not been evaluated, that has lost its record of what was saved."""
 UNCHECKED_BY_VERIFY = (".lock", ".owner", "owner.json")
 
 

@@ -18,6 +18,7 @@ from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest
+from marius_oac.storage.placement import NUM_SHARDS
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded import placement as node_packing
@@ -261,17 +262,6 @@ def test_a_run_goes_on_with_the_placement_it_had(hubs, tmp_path, monkeypatch):
     assert {each.start for each in asked} == {30}
     packed(graph_nodes(hubs), {}, {}, {}, run=tmp_path, checkpoint="0000000020")
     assert {each.start for each in asked} == {20, 30}
-
-
-@pytest.mark.parametrize("more", [{}, {"nodes.packing": "even"}])
-def test_a_run_keeps_its_number_of_shards(hubs, log, tmp_path, more):
-    """Else rows that waiting keys share would belong to others: an earlier version had fewer."""
-    overrides = [f"{key}={value}" for key, value in more.items()]
-    save(tmp_path, ["n0", "n1"], [1.0, 1.0], np.arange(FEWEST_SHARDS, dtype=np.int32) % 2, [10])
-    for made in (graph_nodes(hubs, *overrides), click_nodes(log, *overrides)):
-        found, _ = packed(made, {}, {}, {}, run=tmp_path)
-        assert found.placement.num_shards == FEWEST_SHARDS and {*found.placement.nodes.tolist()} == {0, 1, 2}
-        assert packed(made, {}, {})[0].placement.num_shards == NUM_SHARDS
 
 
 def test_what_is_damaged_says_nothing_of_where_rows_lie(tmp_path):

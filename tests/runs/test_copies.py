@@ -191,7 +191,7 @@ def test_a_copy_is_given_page_files_of_its_own_by_hand(run, command, expected):
     assert (contents(run), contents(run.parents[1] / "nvme0")) == before
 
 
-def test_a_run_of_an_earlier_version_says_that_nothing_is_known(run, pages, expected, capsys):
+def test_without_a_record_of_the_owner_it_is_said_that_nothing_is_known(run, pages, expected, capsys):
     (owner,) = pages[0].glob("*.owner")
     owner.unlink()
     (run / "tables" / page_owner.OWNER).unlink()

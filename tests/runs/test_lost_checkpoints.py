@@ -47,7 +47,7 @@ def test_it_is_refused_by_name_until_it_is_told_to_start(stopped, graph, command
 
 
 @pytest.mark.parametrize("tells", ["summary", "evaluation"])
-def test_a_run_of_an_earlier_version_tells_by_its_other_files(finished, tmp_path, tells):
+def test_a_run_that_has_lost_its_record_tells_by_its_other_files(finished, tmp_path, tells):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / SAVED).unlink()
     if tells == "evaluation":

@@ -155,10 +155,10 @@ def test_what_bound_a_run_is_what_it_says_at_its_end(graph, tmp_path):
     stages = {"plan": 0.4, "read": 0.8, "compute": 3.6, "write": 0.2}
     assert run.bound().line == bound(stages, 4.0, Setting(4)).line and "compute was busy 90%" in run.bound().line
     assert list(run.stage_seconds())[:4] == list(stages) and (run.batches, run.seconds) == (40, 4.0)
-    older = made_up(tmp_path / "older", graph)
-    text = (older / "metrics.jsonl").read_text().replace("machine.workers.plan", "x")
-    (older / "metrics.jsonl").write_text(text)
-    assert read_history(older).bound() is None, "of a run of an earlier version nothing is known"
+    lacking = made_up(tmp_path / "lacking", graph)
+    text = (lacking / "metrics.jsonl").read_text().replace("machine.workers.plan", "x")
+    (lacking / "metrics.jsonl").write_text(text)
+    assert read_history(lacking).bound() is None, "without the numbers of threads nothing is known"
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from marius_oac import Config, TrainedClickModel, open_run, resume, train
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runtime.files.atomic import sealed
 from marius_oac.training.trained import export_run
 from tests.click_logs import ctr_config, small_log
 from tests.run_folders import says, story
@@ -86,35 +84,6 @@ def test_an_export_says_what_was_settled(days, tmp_path):
     names = pq.read_table(folder / "embeddings_4.parquet")["name"].to_pylist()
     buckets = sorted(name for name in names if name.startswith("number="))
     assert len(buckets) == len(kept.edges) + 2 and "number=0" in buckets
-
-
-def test_a_run_of_the_version_before_goes_on_with_its_numbers_as_they_are(days, tmp_path):
-    """Its config.yaml has the columns' mere names; what a new run would settle is not settled in it."""
-    for log_numbers, transform in ((False, "none"), (True, "log_squared")):
-        keys = ("data.missing_numbers=0", f"data.log_numbers={str(log_numbers).lower()}")
-        as_it_is = f"data.numeric=[{{name: number, transform: {transform}}}]"
-        whole, run = tmp_path / f"whole-{transform}", tmp_path / f"run-{transform}"
-        train(ctr_config(days[:1], *keys, as_it_is, "training.epochs=2"), whole)
-        train(ctr_config(days[:1], *keys, as_it_is, "training.epochs=1"), run)
-        like_before(run)
-        resume(run, ["training.epochs=2"])
-        assert bits(run) == bits(whole)
-        assert RunFolder.open(run).config.data.numeric[0].transform == transform
-
-
-def like_before(run):
-    """Writes a run's configuration as versions before transforms did."""
-
-    def named(tree):
-        data = tree["data"]
-        names = {"numeric": [each["name"] for each in data["numeric"]], "label": data["label"]["column"]}
-        return tree | {"data": data | names}
-
-    path = run / "config.yaml"
-    path.write_text(yaml.safe_dump(named(yaml.safe_load(path.read_text())), sort_keys=False))
-    about = json.loads((run / "run.json").read_text())
-    del about["sha256"]
-    (run / "run.json").write_bytes(sealed(about | {"config": named(about["config"])}))
 
 
 def test_a_transform_that_was_changed_by_hand_is_named(days, tmp_path, command):

@@ -33,7 +33,6 @@ from marius_oac.runtime.files.atomic import (
 from marius_oac.runtime.files.untrusted import (
     DescribedFile,
     open_regular,
-    parse_json,
     parse_sealed,
     read_bounded,
     typed,
@@ -88,10 +87,7 @@ def open_derived(
 
 def read_derived(path: Path) -> dict[str, Any]:
     """The manifest of such a folder. Raises InputError if it is damaged, OSError if it can't be read."""
-    content = read_bounded(path)
-    tree = parse_json(content, path, dict[str, Any])
-    # A manifest of the version before has no checksum.
-    return parse_sealed(content, path, dict[str, Any]) if "sha256" in tree else tree
+    return parse_sealed(read_bounded(path), path, dict[str, Any])
 
 
 def derived_files(tree: dict[str, Any], path: Path) -> dict[str, DescribedFile]:

@@ -76,7 +76,7 @@ _MULTIPLY: dict[str, Multiply] = {"auto": by_numpy, NUMPY: by_numpy, TORCH: by_t
 
 def multiply_of(compute: ComputeConfig) -> Multiply:
     """The `Multiply` of a configuration. `compute.products: auto` is NumPy's: a new run has the faster library in its
-    place, and runs of versions that knew no such key had NumPy's."""
+    place, unless the run is made by its parts."""
     return ByBfloat16() if compute.precision == BFLOAT16 else _MULTIPLY[compute.products]
 
 

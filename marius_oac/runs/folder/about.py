@@ -24,7 +24,7 @@ from marius_oac import __version__
 from marius_oac.config.errors import where
 from marius_oac.config.named_files import FILE, GRAPH, MODULE, with_named
 from marius_oac.config.parts import own_file
-from marius_oac.config.task import TaskConfig, of_an_older_run
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import CheckpointError, ConfigError, shown
 from marius_oac.runs.arithmetic import Arithmetic
 from marius_oac.runs.checkpoints.origin import Token
@@ -110,13 +110,11 @@ class About(Described):
 
     def check_config(self, config: TaskConfig, source: str, lines: Mapping[tuple[Any, ...], int]) -> None:
         """Raises ConfigError, naming the line, if a key that decides bits is not as the run was trained with."""
-        trained = _pruned(of_an_older_run(self.config))  # earlier versions allowed fewer keys to change
-        for key, old, new in differences(trained, decisive(config)):
-            if _is_in(key, trained):  # a key that is newer than the run has a value that changes nothing
-                raise ConfigError(
-                    f"is {shown(new)}, but the run was trained with {shown(old)}: write that back",
-                    where(tuple(key.split(".")), source, lines, set()),
-                )
+        for key, old, new in differences(self.config, decisive(config)):
+            raise ConfigError(
+                f"is {shown(new)}, but the run was trained with {shown(old)}: write that back",
+                where(tuple(key.split(".")), source, lines, set()),
+            )
 
 
 def decisive(config: TaskConfig) -> dict[str, Any]:
@@ -152,15 +150,3 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
 
 def _are_sections(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
-
-
-def _is_in(key: str, tree: Mapping[str, Any]) -> bool:
-    here: Any = tree
-    for part in key.split("."):
-        if isinstance(here, list):
-            here = here[int(part)]
-        elif isinstance(here, Mapping) and part in here:
-            here = here[part]
-        else:
-            return False
-    return True

@@ -28,8 +28,7 @@ from typing import Any
 
 from marius_oac.config.dense import check_change
 from marius_oac.config.errors import read_mapping
-from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
-from marius_oac.config.task import TaskConfig, build_config, of_an_older_run
+from marius_oac.config.task import TaskConfig, build_config
 from marius_oac.data.graphs import identity
 from marius_oac.data.logs.run_log import LOG
 from marius_oac.errors import CheckpointError, ConfigError, InputError, shown
@@ -154,11 +153,7 @@ class RunFolder:
         path = Path(path)
         about, source = About.read(path), path / CONFIG
         tree, lines = read_mapping(source, "data: {path: ...}")
-        config = build_config(
-            with_new_names(of_an_older_run(tree), CONFIG_KEYS),
-            source=str(source),
-            lines=lines_by_new_names(lines, CONFIG_KEYS),
-        )
+        config = build_config(tree, source=str(source), lines=lines)
         about.check_config(config, str(source), lines)
         return cls(path, config, about)
 

@@ -142,15 +142,6 @@ def saved_packings(run: Path, names: Sequence[str], weights: Sequence[float], ow
     return found
 
 
-def saved_num_shards(run: Path) -> int | None:
-    """How many virtual shards a run has, if a checkpoint of any part is here."""
-    for part in parts_of(run):
-        for name in reversed(part.names()):
-            with suppress(CheckpointError):  # another one will do; loading this one reports the damage
-                return len(_array_of(part.open(name, verify=False), PLACEMENT))
-    return None
-
-
 def newest(run: Path) -> tuple[Layout, str] | None:
     """The layout that has the newest complete checkpoint, and its name."""
     there = [(layout, layout.names()) for layout in Layout.all(run)]
@@ -228,7 +219,7 @@ def check_saved(peers: ClusterPeers, run: Path, part: Path, chosen: str) -> None
     """
     every = peers.each(([read_saved(run), read_saved(part)], Checkpoints(part / "checkpoints").names()))
     known = [saved for _, (noted, _) in every for saved in noted if saved is not None]
-    # An older run does not record which checkpoints were complete; if none is common now, any may have been.
+    # Where no record is left of which checkpoints were complete, and none is common now, any may have been.
     needed = (
         max(known) if known else "" if chosen else max((name for _, (_, names) in every for name in names), default="")
     )

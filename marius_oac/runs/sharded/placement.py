@@ -23,7 +23,7 @@ from marius_oac.errors import InputError, NodeLost, size_text
 from marius_oac.nodes.launch.cluster import names
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even, heaviest, pack
 from marius_oac.runs.checkpoints.retention import START
-from marius_oac.runs.sharded.checkpoint import Layout, saved_num_shards, saved_packings
+from marius_oac.runs.sharded.checkpoint import Layout, saved_packings
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.progress import Progress
@@ -61,7 +61,6 @@ def agreed_packing(
             return saved
         first = min(_position(task, run, checkpoint), task.schedule.last)
         task.peers.agreed(lambda: task.check_data_from(first))
-    task = _with_shards_of(task, run)
     budgets = _Budgets.of(task, config, cluster)
     unmeasured = _packed(task, budgets, None)
     if config.nodes.packing == "even" or unmeasured.num_nodes == 1:
@@ -124,12 +123,6 @@ def _saved(task: ShardedTask, run: Path, checkpoint: str | None) -> Packed | Non
     best = max(named, key=lambda each: (each["checkpoints"][-1], each["layout"]))
     batches, by_hash, packed = best["figures"]
     return Packed(Placement(np.array(best["nodes"]), len(task.carried)), int(batches), by_hash, packed)
-
-
-def _with_shards_of(task: ShardedTask, run: Path | None) -> ShardedTask:
-    """The task with as many virtual shards as the run has had so far, if it goes on."""
-    found = None if run is None else [each for each in task.peers.gather(saved_num_shards(run)) if each]
-    return task.placed(Packed(even(task.carried, found[0]))) if found else task
 
 
 def _position(task: ShardedTask, run: Path, checkpoint: str | None) -> int:
