@@ -41,7 +41,6 @@ from benchmarks.turns import Contestant, Times, take_turns
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.runs.session import Session
-from marius_oac.runtime.machine.report import run_binding
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.disk.layout import BLOCK_BYTES
 from marius_oac.storage.keys.index import KeyIndex
@@ -139,7 +138,7 @@ class Puller(Contestant):
         self._session, self._next, self._turns = Session(task), 0, []
         self._session.report_to(self._limit.look)
         self._tier = self._session.stores[0].backing
-        self._note = run_binding(binding, [race.folder]).note
+        self._note = self._session.binding.note
 
     def run(self, batches: int) -> None:
         if len(self._turns) >= 2 * UNLIMITED_TURNS:

@@ -15,7 +15,7 @@ from marius_oac.cli.completion import add_completion, print_completion
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.cli.kuberay_arguments import add_kuberay, print_manifest
 from marius_oac.cli.local_nodes import before_resuming, before_training
-from marius_oac.cli.machine_arguments import add_check, add_config, add_topology
+from marius_oac.cli.machine_arguments import add_check, add_config
 from marius_oac.cli.nodes_arguments import add_nodes, on_ray
 from marius_oac.cli.predict_arguments import add_predict
 from marius_oac.cli.report_arguments import add_report, add_watch, make_report, watch_run
@@ -244,12 +244,6 @@ def _datasets(args: argparse.Namespace) -> None:
     answer(describe_datasets())
 
 
-def _topology(args: argparse.Namespace) -> None:
-    from marius_oac.runtime.machine.report import report as machine_report
-
-    answer(machine_report(args.path, args.device, args.sysfs, as_json=args.json, trainers=args.trainers))
-
-
 def _nodes(args: argparse.Namespace) -> int:
     from marius_oac.nodes.launch.check import check
     from marius_oac.nodes.launch.launch import Request
@@ -276,7 +270,6 @@ def _parser() -> Parser:
     completing = command("completion", lambda args: print_completion(parser, args.shell), "Print a shell's completion.")
     add_completion(completing)
     add_config(command("config", _config, "List all keys of the configuration and nodes.yaml: default and meaning."))
-    add_topology(command("topology", _topology, "Show the machine's cores, memory and devices, and a run's binding."))
     add_check(command("nodes", _nodes, "Check whether nodes can train together (exit code: 0 yes, 1 no)."))
     training = command("train", _train, "Train graph embeddings, a node classifier or a click model.")
     resuming = command("resume", _resume, "Resume a run after Ctrl-C or a crash, or train more epochs.")

@@ -1,4 +1,4 @@
-"""Arguments of the commands about configurations and machines: config, topology and nodes."""
+"""Arguments of the commands about configurations and machines: config and nodes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,6 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="output format; json-schema is for editors (default: text)",
     )
-
-
-def add_topology(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `marius-oac topology`."""
-    parser.add_argument(
-        "--path", action="append", default=[], metavar="DIR", help="folder for rows on disk, or /dev/DISK; repeatable"
-    )
-    parser.add_argument("--device", default="auto", help="device of the run: auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument(
-        "--trainers",
-        type=int,
-        metavar="N",
-        help="show the binding of N trainers on this machine, each with its own GPU, if any",
-    )
-    parser.add_argument(
-        "--sysfs", type=Path, default=Path("/sys"), metavar="DIR", help="copy of another machine's /sys (default: /sys)"
-    )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:

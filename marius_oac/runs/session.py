@@ -26,8 +26,8 @@ from marius_oac.runs.task import Task
 from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine.binding import UNBOUND, Binding, unbound
-from marius_oac.runtime.machine.disks import place
-from marius_oac.runtime.machine.report import LocalProcess, run_binding
+from marius_oac.runtime.machine.disks import disks_under
+from marius_oac.runtime.machine.processes import LocalProcess, run_binding
 from marius_oac.runtime.machine.sysfs import format_list
 from marius_oac.runtime.machine.topology import running_kernel
 from marius_oac.runtime.standstill import Activity
@@ -98,8 +98,9 @@ def bind(task: Task, device: torch.device) -> Binding:
     """
     config, peers, gpu = task.config, task.peers, gpu_address(device)
     paths = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
+    disks = list(dict.fromkeys(name for path in paths for name in disks_under(path))) if paths else None
     mine = LocalProcess(
-        running_kernel(), format_list(os.sched_getaffinity(0)), [asdict(place(path)) for path in paths], gpu,
+        running_kernel(), format_list(os.sched_getaffinity(0)), disks, gpu,
         config.threads, task.table_bytes(), peers.trains, peers.serves,
     )  # fmt: skip
     every = [LocalProcess(**told) for told in peers.gather(asdict(mine))]

@@ -80,7 +80,6 @@ CASES = [
             "can't be written: No space"),
     Case("stream-stdout-full-verify", "$oac verify $run > /dev/full", {}, "standard output",
             "can't be written: No space"),
-    Case("stream-stdout-full-topology", "$oac topology --json > /dev/full", {}, *FULL),
     Case("stream-stdout-full-init", "$oac init log.csv > /dev/full", {"log.csv": LOG}, *FULL),
     Case("stream-stdout-full-help", "$oac train --help > /dev/full", {}, "standard output",
             "can't be written: No space"),

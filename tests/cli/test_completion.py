@@ -27,7 +27,7 @@ def script(tmp_path_factory):
 @pytest.mark.parametrize(("words", "completed"), [
     ("comple", "completion"), ("train gra", "graph.yaml"), ("train graph.yaml --loc", "--local-nodes"),
     ("train graph.yaml --out gra", "graph.yaml"), ("eval run --data gra", "graph.yaml"), ("init gra", "graph.yaml"),
-    ("topology --path gra", "graph.yaml"), ("train graph.yaml --on r", "ray"), ("predict run --head gra", ""),
+    ("train graph.yaml --on r", "ray"), ("predict run --head gra", ""),
 ])  # fmt: skip
 def test_bash_completes_commands_options_choices_and_files(script, tmp_path, words, completed):
     (tmp_path / "graph.yaml").write_text("")

@@ -23,7 +23,6 @@ COMMANDS = {
     "datasets": [["datasets"]],
     "completion": [["completion", "bash"]],
     "config": [["config"], ["config", "--format", "json-schema"]],
-    "topology": [["topology", "--path", "."]],
     "nodes": [["nodes", "check", "--local-nodes", "2"]],
     "train": [["train", "mine.yaml", "--out", "made/one", *TRAIN],
               ["train", "mine.yaml", "--out", "made/two", *TRAIN, "--local-nodes", "2"],

@@ -19,7 +19,7 @@ from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs import session
 from marius_oac.runs.sharded.peers import ClusterPeers
-from marius_oac.runtime.machine import report as machine
+from marius_oac.runtime.machine import processes as machine
 from marius_oac.runtime.machine.binding import Binding, Seat
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 from tests.nodes.worlds import together
@@ -82,7 +82,7 @@ def test_unbound_trainers_share_the_cpus_of_one_node(recorded):
 
 
 def test_what_a_process_tells_is_plain():
-    told = machine.LocalProcess("kernel", "0-3", [{"path": "/a", "device": "", "file_system": "", "disks": ["sda"]}])
+    told = machine.LocalProcess("kernel", "0-3", ["sda"])
     process = machine._seated(SimpleNamespace(), machine.LocalProcess(**asdict(told)))
     assert process.disks == ["sda"] and process.gpu is None
 
@@ -109,7 +109,7 @@ def test_threads_that_serve_receive_and_carry_sit_where_the_table_says(monkeypat
     """Of two processes, of which one has rows: doors, lines, and the threads of ZeroMQ itself."""
     monkeypatch.setenv(SECRET_VARIABLE, "0" * 64)
     one, other, *_ = sorted(os.sched_getaffinity(0))
-    seats = {"network": Seat((one,), (0,), ""), "serve": Seat((other,), (0,), ""), "receive": Seat((other,), (0,), "")}
+    seats = {"network": Seat((one,), (0,)), "serve": Seat((other,), (0,)), "receive": Seat((other,), (0,))}
     cluster, before = ClusterConfig.local(2, 2), set(os.listdir("/proc/self/task"))
 
     def work(group):

@@ -27,37 +27,13 @@ class Machine:
         (FOLDER / name).write_text(json.dumps(tree, indent=0) + "\n", "utf-8")
 
     def cpus(self, present: str, offline: str = "") -> None:
-        online = sorted(set(parse_list(present)) - set(parse_list(offline)))
-        self.files |= {
-            f"{CPU}/present": present,
-            f"{CPU}/possible": present,
-            f"{CPU}/online": format_list(online),
-            f"{CPU}/offline": offline,
-        }
-        if offline:
-            self.files[f"{CPU}/cpu{{{offline}}}/online"] = "0"
+        online = set(parse_list(present)) - set(parse_list(offline))
+        self.files[f"{CPU}/online"] = format_list(online)
 
-    def cores(self, owns: list[str], socket: int, first: int, sizes: dict[str, str], shared: dict[str, str]) -> None:
-        """Cores alike, each by its CPUs.
-
-        Args:
-            sizes: "1 Data" -> "48K" and so on, in sysfs's order.
-            shared: of caches that are not a core's own, the CPUs that share them: all of these cores', perhaps more.
-        """
-        every = f"{CPU}/cpu{{{','.join(owns)}}}"
-        self.files[f"{every}/topology/physical_package_id"] = f"{socket}"
-        for index, (name, size) in enumerate(sizes.items()):
-            level, kind = name.split()
-            self.files |= {f"{every}/cache/index{index}/level": level, f"{every}/cache/index{index}/type": kind}
-            self.files |= {f"{every}/cache/index{index}/size": size}
-            if name in shared:
-                self.files[f"{every}/cache/index{index}/shared_cpu_list"] = shared[name]
-        for number, own in enumerate(owns, first):
-            folder = f"{CPU}/cpu{{{own}}}"
-            self.files |= {f"{folder}/topology/core_id": f"{number}", f"{folder}/topology/thread_siblings_list": own}
-            for index, name in enumerate(sizes):
-                if name not in shared:
-                    self.files[f"{folder}/cache/index{index}/shared_cpu_list"] = own
+    def cores(self, owns: list[str]) -> None:
+        """Cores by their CPUs."""
+        for own in owns:
+            self.files[f"{CPU}/cpu{{{own}}}/topology/thread_siblings_list"] = own
 
     def node(self, number: int, cpus: str, gib: int, distance: str) -> None:
         total = gib * (1 << 20) - 412 * 1024  # what the firmware keeps is missing
@@ -84,72 +60,58 @@ class Machine:
             }
         return f"devices/{path}"
 
-    def block(self, folder: str, number: str, sectors: int, spins: bool = False, **more: str) -> None:
-        """A whole disk; `more` are files of it beside the usual ones."""
+    def block(self, folder: str, number: str) -> None:
+        """A whole disk."""
         name = folder.rsplit("/", 1)[1]
-        up = "../" * folder.count("/")
         self.links |= {f"block/{name}": f"../{folder}", f"class/block/{name}": f"../../{folder}"}
-        self.links |= {f"dev/block/{number}": f"../../{folder}", f"{folder}/subsystem": f"{up}../class/block"}
-        self.files |= {f"{folder}/dev": number, f"{folder}/size": f"{sectors}", f"{folder}/hidden": "0"}
-        self.files |= {f"{folder}/queue/rotational": f"{int(spins)}"}
-        self.files |= {f"{folder}/{key}": value for key, value in more.items()}
+        self.links |= {f"dev/block/{number}": f"../../{folder}"}
+        self.files |= {f"{folder}/dev": number, f"{folder}/hidden": "0"}
 
-    def partition(self, disk: str, suffix: str, number: str, sectors: int) -> str:
+    def partition(self, disk: str, suffix: str, number: str) -> str:
         folder = f"{disk}/{disk.rsplit('/', 1)[1]}{suffix}"
         self.links |= {f"class/block/{folder.rsplit('/', 1)[1]}": f"../../{folder}"}
         self.links |= {f"dev/block/{number}": f"../../{folder}"}
-        self.files |= {
-            f"{folder}/dev": number,
-            f"{folder}/size": f"{sectors}",
-            f"{folder}/partition": suffix.strip("p"),
-        }
+        self.files |= {f"{folder}/dev": number, f"{folder}/partition": suffix.strip("p")}
         return folder
 
-    def over(self, name: str, number: str, slaves: list[str], sectors: int) -> None:
+    def over(self, name: str, number: str, slaves: list[str]) -> None:
         """An md or dm device over partitions or disks, given by their folders."""
         folder = f"devices/virtual/block/{name}"
-        self.block(folder, number, sectors)
+        self.block(folder, number)
         for slave in slaves:
             self.links[f"{folder}/slaves/{slave.rsplit('/', 1)[1]}"] = f"../../../../../{slave}"
 
-    def nvme(self, controller: int, path: str, number: str, node: int, cpus: str, sectors: int, model: str) -> str:
+    def nvme(self, controller: int, path: str, number: str, node: int, cpus: str) -> str:
         folder = self.pci(path, ("0x010802", "0x144d", "0xa80a"), node, cpus) + f"/nvme/nvme{controller}"
-        self.files |= {f"{folder}/model": f"{model:<40}", f"{folder}/numa_node": f"{node}"}
-        self.links |= {f"{folder}/device": f"../../../{path.rsplit('/', 1)[1]}"}
-        self.links[f"class/nvme/nvme{controller}"] = f"../../{folder}"
+        self.files[f"{folder}/numa_node"] = f"{node}"
         disk = f"{folder}/nvme{controller}n1"
-        self.block(disk, number, sectors)
-        self.links[f"{disk}/device"] = f"../../nvme{controller}"
+        self.block(disk, number)
         return disk
 
-    def multipath_nvme(self, controller: int, path: str, number: str, node: int, cpus: str, sectors: int) -> str:
+    def multipath_nvme(self, controller: int, path: str, number: str, node: int, cpus: str) -> str:
         """A disk that may have several controllers: its head hangs under the subsystem, its one path is hidden."""
         folder = self.pci(path, ("0x010802", "0x144d", "0xa80a"), node, cpus) + f"/nvme/nvme{controller}"
         subsystem = f"devices/virtual/nvme-subsystem/nvme-subsys{controller}"
-        self.files |= {f"{folder}/numa_node": f"{node}", f"{subsystem}/model": f"{'SAMSUNG MZWLJ3T8HBLS-00007':<40}"}
+        self.files |= {f"{folder}/numa_node": f"{node}"}
         self.links |= {f"{subsystem}/nvme{controller}": f"../../../{folder.removeprefix('devices/')}"}
         hidden = f"{folder}/nvme{controller}c{controller}n1"
         self.links[f"block/{hidden.rsplit('/', 1)[1]}"] = f"../{hidden}"
-        self.files |= {f"{hidden}/hidden": "1", f"{hidden}/size": f"{sectors}"}
+        self.files[f"{hidden}/hidden"] = "1"
         disk = f"{subsystem}/nvme{controller}n1"
-        self.block(disk, number, sectors)
-        self.links[f"{disk}/device"] = f"../../nvme-subsys{controller}"
+        self.block(disk, number)
         return disk
 
-    def nic(self, name: str, path: str, node: int, cpus: str, speed: str, state: str = "up", rdma: str = "") -> None:
+    def nic(self, name: str, path: str, node: int, cpus: str, speed: str, state: str = "up") -> None:
         folder = self.pci(path, ("0x020700" if name.startswith("ib") else "0x020000", "0x15b3", "0x101d"), node, cpus)
         self.links |= {f"class/net/{name}": f"../../{folder}/net/{name}"}
-        self.links |= {f"{folder}/net/{name}/device": f"../../../{path.rsplit('/', 1)[1]}"}
         self.files |= {f"{folder}/net/{name}/operstate": state}
         if speed:
             self.files[f"{folder}/net/{name}/speed"] = speed
-        if rdma:
-            self.files[f"{folder}/infiniband/{rdma}/node_type"] = "1: CA"
 
     def loopback(self) -> None:
         self.links["class/net/lo"] = "../../devices/virtual/net/lo"
         self.files["devices/virtual/net/lo/operstate"] = "unknown"
-        self.block("devices/virtual/block/loop0", "7:0", 0)
+        self.block("devices/virtual/block/loop0", "7:0")
 
 
 def two_sockets() -> Machine:
@@ -164,29 +126,21 @@ def two_sockets() -> Machine:
     machine.files |= {f"{NODE}/online": "0-1", f"{NODE}/possible": "0-1", f"{NODE}/has_cpu": "0-1"}
     for number, cpus in nodes.items():
         machine.node(number, cpus, 512, "10 20" if number == 0 else "20 10")
-    sizes = {"1 Data": "48K", "1 Instruction": "32K", "2 Unified": "1280K", "3 Unified": "49152K"}
-    for socket, cores in enumerate((range(32), range(32, 63))):
-        owns = [f"{core},{core + 64}" for core in cores]
-        machine.cores(owns, socket, 0, sizes, {"3 Unified": nodes[socket]})
+    machine.cores([f"{core},{core + 64}" for core in range(63)])
     for number, bus in enumerate(("17", "31", "3e", "58", "98", "b1", "ca", "e3")):
         socket = number // 4
         path = f"pci0000:{int(bus, 16) - 1:02x}/0000:{int(bus, 16) - 1:02x}:02.0/0000:{bus}:00.0"
         machine.pci(path, ("0x030200", "0x10de", "0x20b2"), socket, nodes[socket])
     machine.pci("pci0000:00/0000:00:1c.5/0000:02:00.0/0000:03:00.0", ("0x030000", "0x1a03", "0x2000"), 0, nodes[0])
-    sectors, part = 7501476528, 7501474480
-    first = machine.nvme(0, "pci0000:64/0000:64:02.0/0000:65:00.0", "259:0", 0, nodes[0], sectors,
-                         "SAMSUNG MZWLJ3T8HBLS-00007")  # fmt: skip
-    second = machine.multipath_nvme(1, "pci0000:e2/0000:e2:04.0/0000:e5:00.0", "259:1", 1, nodes[1], sectors)
-    parts = [machine.partition(first, "p1", "259:2", part), machine.partition(second, "p1", "259:3", part)]
-    machine.over("md0", "9:0", parts, 2 * part)
+    first = machine.nvme(0, "pci0000:64/0000:64:02.0/0000:65:00.0", "259:0", 0, nodes[0])
+    second = machine.multipath_nvme(1, "pci0000:e2/0000:e2:04.0/0000:e5:00.0", "259:1", 1, nodes[1])
+    machine.over("md0", "9:0", [machine.partition(first, "p1", "259:2"), machine.partition(second, "p1", "259:3")])
     ahci = machine.pci("pci0000:00/0000:00:17.0", ("0x010601", "0x8086", "0xa182"), 0, nodes[0])
     boot = f"{ahci}/ata1/host0/target0:0:0/0:0:0:0/block/sda"
-    machine.block(boot, "8:0", 937703088)
-    machine.links[f"{boot}/device"] = "../../../0:0:0:0"
-    machine.files[f"{boot.removesuffix('/block/sda')}/model"] = "INTEL SSDSC2KB48"
-    machine.partition(boot, "2", "8:2", 935602176)
-    machine.nic("ens1f0np0", "pci0000:4a/0000:4a:02.0/0000:4b:00.0", 0, nodes[0], "25000", rdma="mlx5_0")
-    machine.nic("ens9f0np0", "pci0000:b0/0000:b0:04.0/0000:b3:00.0", 1, nodes[1], "100000", rdma="mlx5_1")
+    machine.block(boot, "8:0")
+    machine.partition(boot, "2", "8:2")
+    machine.nic("ens1f0np0", "pci0000:4a/0000:4a:02.0/0000:4b:00.0", 0, nodes[0], "25000")
+    machine.nic("ens9f0np0", "pci0000:b0/0000:b0:04.0/0000:b3:00.0", 1, nodes[1], "100000")
     machine.loopback()
     return machine
 
@@ -205,10 +159,7 @@ def four_sockets() -> Machine:
     distances = ("10 21 21 31", "21 10 31 21", "21 31 10 21", "31 21 21 10")
     for number, cpus in nodes.items():
         machine.node(number, cpus, 256, distances[number])
-    sizes = {"1 Data": "32K", "1 Instruction": "32K", "2 Unified": "1024K", "3 Unified": "19712K"}
-    for socket in range(4):
-        owns = [f"{core},{core + 48}" for core in range(12 * socket, 12 * socket + 12)]
-        machine.cores(owns, socket, 0, sizes, {"3 Unified": nodes[socket]})
+    machine.cores([f"{core},{core + 48}" for core in range(48)])
     for number in range(8):  # four GPUs behind one switch
         socket, bus = number // 4, (0x1A, 0x5E)[number // 4] + number % 4
         top = ("16", "5a")[socket]
@@ -219,12 +170,11 @@ def four_sockets() -> Machine:
         socket, slot = 2 + number // 4, number % 4
         top = ("85", "d7")[number // 4]
         path = f"pci0000:{top}/0000:{top}:0{slot}.0/0000:{int(top, 16) + 1 + slot:02x}:00.0"
-        disks.append(machine.nvme(number, path, f"259:{number}", socket, nodes[socket], 5000215216,
-                                  "INTEL SSDPE2KX025T8"))  # fmt: skip
-    machine.over("md127", "9:127", disks, 8 * 5000215216)
+        disks.append(machine.nvme(number, path, f"259:{number}", socket, nodes[socket]))
+    machine.over("md127", "9:127", disks)
     machine.nic("eth0", "pci0000:16/0000:16:02.0/0000:21:00.0", 0, nodes[0], "100000")
-    machine.nic("ib0", "pci0000:16/0000:16:03.0/0000:22:00.0", 0, nodes[0], "100000", rdma="mlx5_0")
-    machine.nic("ib1", "pci0000:5a/0000:5a:03.0/0000:66:00.0", 1, nodes[1], "100000", rdma="mlx5_1")
+    machine.nic("ib0", "pci0000:16/0000:16:03.0/0000:22:00.0", 0, nodes[0], "100000")
+    machine.nic("ib1", "pci0000:5a/0000:5a:03.0/0000:66:00.0", 1, nodes[1], "100000")
     machine.loopback()
     return machine
 
@@ -238,21 +188,13 @@ def desktop() -> Machine:
     machine = Machine(made)
     machine.cpus("0-31")
     machine.files |= {f"{NODE}/online": "0", f"{NODE}/possible": "0", f"{NODE}/has_cpu": "0"}
-    machine.files |= {"devices/cpu_core/cpus": "0-15", "devices/cpu_atom/cpus": "16-31"}
     machine.node(0, "0-31", 64, "10")
-    large = {"1 Data": "48K", "1 Instruction": "32K", "2 Unified": "2048K", "3 Unified": "36864K"}
-    machine.cores([f"{cpu}-{cpu + 1}" for cpu in range(0, 16, 2)], 0, 0, large, {"3 Unified": "0-31"})
-    small = {"1 Data": "32K", "1 Instruction": "64K", "2 Unified": "4096K", "3 Unified": "36864K"}
-    for cpu in range(16, 32, 4):  # four efficiency cores share an L2 cache
-        shared = {"2 Unified": f"{cpu}-{cpu + 3}", "3 Unified": "0-31"}
-        machine.cores([f"{cpu + one}" for one in range(4)], 0, cpu + 16, small, shared)
+    machine.cores([f"{cpu}-{cpu + 1}" for cpu in range(0, 16, 2)] + [f"{cpu}" for cpu in range(16, 32)])
     machine.pci("pci0000:00/0000:00:02.0", ("0x030000", "0x8086", "0xa780"), -1, "0-31")
     machine.pci("pci0000:00/0000:00:01.0/0000:01:00.0", ("0x030000", "0x10de", "0x2684"), -1, "0-31")
-    disk = machine.nvme(0, "pci0000:00/0000:00:06.0/0000:02:00.0", "259:0", -1, "0-31", 3907029168,
-                        "Samsung SSD 990 PRO 2TB")  # fmt: skip
-    machine.partition(disk, "p1", "259:1", 2097152)
-    root = machine.partition(disk, "p2", "259:2", 3904929792)
-    machine.over("dm-0", "252:0", [root], 3904897024)
+    disk = machine.nvme(0, "pci0000:00/0000:00:06.0/0000:02:00.0", "259:0", -1, "0-31")
+    machine.partition(disk, "p1", "259:1")
+    machine.over("dm-0", "252:0", [machine.partition(disk, "p2", "259:2")])
     machine.nic("enp5s0", "pci0000:00/0000:00:1c.0/0000:05:00.0", -1, "0-31", "2500")
     machine.nic("wlp6s0", "pci0000:00/0000:00:1c.2/0000:06:00.0", -1, "0-31", "", state="down")
     machine.loopback()

@@ -5,14 +5,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from marius_oac.runtime.machine.disks import place
 from marius_oac.runtime.machine.seating import Process, choose
 from marius_oac.runtime.machine.sysfs import format_list
 from marius_oac.runtime.machine.topology import read
 from tests.runtime.sysfs_trees import MACHINES, build
 
 FILE = Path(__file__).parent / "bindings.txt"
-TIERS = {"two_sockets": "/dev/md0", "four_sockets": "/dev/md127", "desktop": "/dev/nvme0n1", "virtual_machine": ""}
+TIERS = {
+    "two_sockets": ["nvme0n1", "nvme1n1"], "four_sockets": [f"nvme{number}n1" for number in range(8)],
+    "desktop": ["nvme0n1"], "virtual_machine": None,
+}  # fmt: skip
+"""Disks of each machine's disk tier."""
 COLUMNS = {
     "compute": ["compute"], "feed": ["read", "upload", "download", "write", "receive"], "serve": ["serve"],
     "plan": ["plan"], "io": ["io"], "network": ["network"],
@@ -24,15 +27,13 @@ COUNTS = (1, 2, 4, 8)
 def table(name, root):
     """Of one machine: trainers of a run over nodes, with a disk tier, on GPUs if there are any and on the CPU."""
     machine = read(root)
-    tier = (place(TIERS[name], root),) if TIERS[name] else ()
     lines = [f"{name}: {len(machine.cores)} cores, {len(machine.allowed)} CPUs, {len(machine.nodes)} NUMA nodes"]
-    gpus = sum(gpu.computes for gpu in machine.gpus)
-    kinds = {"GPU": [machine.gpu(number) for number in range(8)], "CPU": [None] * 8}
+    kinds = {"GPU": machine.gpus, "CPU": [None] * 8}
     for kind, cards in kinds.items():
         for count in COUNTS:
-            if kind == "GPU" and count > gpus:
+            if count > len(cards):
                 continue
-            every = choose(machine, [Process(tier, card) for card in cards[:count]], over_nodes=True)
+            every = choose(machine, [Process(TIERS[name], card) for card in cards[:count]], over_nodes=True)
             lines += ["", f"{count} on {kind}s" if kind == "GPU" else f"{count} on CPUs"]
             lines += rows(every) if every[0].seats else [f"  {every[0].note}"]
     return lines

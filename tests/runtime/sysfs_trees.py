@@ -20,13 +20,13 @@ FOLDER = Path(__file__).parent / "machines"
 MACHINES = ("two_sockets", "four_sockets", "desktop", "virtual_machine")
 
 _READ = (
-    "devices/system/cpu/*", "devices/system/cpu/cpu*/topology/*", "devices/system/cpu/cpu*/cache/index*/*",
-    "devices/system/node/*", "devices/system/node/node*/*", "devices/cpu_*/cpus",
+    "devices/system/cpu/*", "devices/system/cpu/cpu*/topology/*",
+    "devices/system/node/*", "devices/system/node/node*/*",
     "bus/pci/devices/*", "block/*", "class/block/*", "class/net/*", "dev/block/*",
 )  # fmt: skip
 _OF_DEVICES = (
-    "class", "vendor", "device", "numa_node", "local_cpulist", "size", "dev", "hidden", "partition", "model",
-    "operstate", "speed", "device/model", "queue/rotational", "slaves/*", "device/infiniband/*",
+    "class", "vendor", "device", "numa_node", "local_cpulist", "dev", "hidden", "partition",
+    "operstate", "speed", "slaves/*",
 )  # fmt: skip
 _LEFT_OUT = re.compile(r"memory\d+|uevent|numastat|vmstat|hugepages|.*_cpus|.*siblings|shared_cpu_map|cpu_capacity")
 
@@ -35,12 +35,10 @@ def load(name: str | Path) -> dict:
     return json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
 
 
-def build(name: str | Path, root: Path, caches: bool = True) -> Path:
-    """Writes the machine's tree, without the many files of its caches if so, into the new folder `root`; returns it."""
+def build(name: str | Path, root: Path) -> Path:
+    """Writes the machine's tree into the new folder `root`; returns it."""
     tree = load(name)
     for path, content in tree["files"].items():
-        if "/cache/" in path and not caches:
-            continue
         for one in _each(path):
             (root / one).parent.mkdir(parents=True, exist_ok=True)
             (root / one).write_text(content + "\n", "utf-8")

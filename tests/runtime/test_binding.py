@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from marius_oac.runtime.machine import binding, numa_memory
 from marius_oac.runtime.machine.binding import ROLES, Binding, Seat, unbound
 from marius_oac.runtime.machine.devices import Disk, Gpu
-from marius_oac.runtime.machine.disks import Place, place
 from marius_oac.runtime.machine.numa_memory import MemoryPolicy
 from marius_oac.runtime.machine.seating import Process, choose
 from marius_oac.runtime.machine.sysfs import parse_list
@@ -50,26 +49,25 @@ def cpus(chosen, *roles):
     return found.pop()
 
 
-def alone(machine, places=(), gpu=None, threads=0, table_bytes=0, over_nodes=False):
+def alone(machine, disks=None, gpu=None, threads=0, table_bytes=0, over_nodes=False):
     """What one process gets."""
-    (found,) = choose(machine, [Process(tuple(places), gpu, threads, table_bytes)], over_nodes)
+    (found,) = choose(machine, [Process(disks, gpu, threads, table_bytes)], over_nodes)
     return found
 
 
-def test_four_sockets_as_in_the_paper(four, roots):
+def test_four_sockets_as_in_the_paper(four):
     """Zhao et al., 3.1: a core an SSD next to it, one for the network on CPU 0, memory interleaved over all CPUs."""
-    disks = [place("/dev/md127", roots["four_sockets"])]
-    chosen = alone(four, disks, four.gpu(0))
+    disks = seat_table.TIERS["four_sockets"]
+    chosen = alone(four, disks, four.gpus[0])
     assert cpus(chosen, "io") == parse_list("32-35,44-47,80-83,92-95")
-    assert chosen.seats["io"].why == "I/O of nvme0n1 to nvme7n1, a core each"
     assert cpus(chosen, "compute") == (11, 59) and "network" not in chosen.seats
     assert cpus(chosen, "read", "upload", "download", "write") == parse_list("0-10,48-58")
     assert cpus(chosen, "fetch") == parse_list("24-31,36-43,72-79,84-91")
     assert cpus(chosen, "plan", "settle") == parse_list("12-23,60-71")
     assert chosen.memory == MemoryPolicy("interleave", (0, 1, 2, 3))
     assert chosen.note.startswith("4 NUMA nodes: ") and chosen.note.endswith("tables are interleaved over nodes 0-3")
-    over_nodes = alone(four, disks, four.gpu(0), over_nodes=True)
-    assert cpus(over_nodes, "network") == (11, 59) and over_nodes.seats["network"].why == "next to eth0"
+    over_nodes = alone(four, disks, four.gpus[0], over_nodes=True)
+    assert cpus(over_nodes, "network") == (11, 59)
     assert cpus(over_nodes, "compute") == (10, 58) and cpus(over_nodes, "io") == cpus(chosen, "io")
     assert cpus(over_nodes, "read", "upload", "download", "write", "receive") == parse_list("0-9,48-57")
     assert set(cpus(over_nodes, "serve")) == set(range(96)) - {10, 58, 11, 59} - set(cpus(chosen, "io"))
@@ -77,15 +75,15 @@ def test_four_sockets_as_in_the_paper(four, roots):
     assert "fetch" not in over_nodes.seats and "settle" not in over_nodes.seats  # they have no threads there
 
 
-def test_the_other_gpus_of_four_sockets_take_their_stages_along(four, roots):
-    chosen = alone(four, [place("/dev/nvme6n1", roots["four_sockets"])], four.gpu(7))
+def test_the_other_gpus_of_four_sockets_take_their_stages_along(four):
+    chosen = alone(four, ["nvme6n1"], four.gpus[7])
     assert cpus(chosen, "compute") == (23, 71) and cpus(chosen, "read", "write") == parse_list("12-22,60-70")
     assert cpus(chosen, "io") == (47, 95) and cpus(chosen, "fetch") == parse_list("36-46,84-94")
     assert cpus(chosen, "plan") == parse_list("0-11,24-35,48-59,72-83")  # what is left
 
 
-def test_two_sockets_with_two_disks(two, roots):
-    chosen = alone(two, [place("/dev/md0", roots["two_sockets"])], two.gpu(6))
+def test_two_sockets_with_two_disks(two):
+    chosen = alone(two, ["nvme0n1", "nvme1n1"], two.gpus[6])
     assert chosen.cpus("io") == (31, 62, 95, 126)  # core 63 is offline
     assert chosen.cpus("compute") == (61, 125)
     assert cpus(chosen, "read", "upload", "download", "write") == parse_list("32-60,96-124")
@@ -93,28 +91,28 @@ def test_two_sockets_with_two_disks(two, roots):
     assert chosen.memory == MemoryPolicy("interleave", (0, 1))
 
 
-def test_tables_are_local_where_all_their_users_sit_on_one_node(two, roots):
-    disk = [place("/dev/nvme1n1", roots["two_sockets"])]
-    assert alone(two, disk, two.gpu(4)).memory == MemoryPolicy("local", (1,))
-    assert alone(two, disk, two.gpu(0)).memory == MemoryPolicy("interleave", (0, 1))  # read from 1, used on 0
-    assert alone(two, [], two.gpu(4)).memory == MemoryPolicy("local", (1,))
-    assert alone(two, [], None, threads=16).memory == MemoryPolicy("local", (0,))
-    assert alone(two, [], None, threads=100).memory == MemoryPolicy("interleave", (0, 1))
+def test_tables_are_local_where_all_their_users_sit_on_one_node(two):
+    disk = ["nvme1n1"]
+    assert alone(two, disk, two.gpus[4]).memory == MemoryPolicy("local", (1,))
+    assert alone(two, disk, two.gpus[0]).memory == MemoryPolicy("interleave", (0, 1))  # read from 1, used on 0
+    assert alone(two, None, two.gpus[4]).memory == MemoryPolicy("local", (1,))
+    assert alone(two, None, None, threads=16).memory == MemoryPolicy("local", (0,))
+    assert alone(two, None, None, threads=100).memory == MemoryPolicy("interleave", (0, 1))
 
 
 def test_tables_that_a_node_has_no_room_for_are_interleaved(two):
     half = two.node(1).num_bytes // 2
-    assert alone(two, [], two.gpu(4), table_bytes=half).memory.kind == "local"
-    assert alone(two, [], two.gpu(4), table_bytes=half + 1).memory == MemoryPolicy("interleave", (0, 1))
+    assert alone(two, None, two.gpus[4], table_bytes=half).memory.kind == "local"
+    assert alone(two, None, two.gpus[4], table_bytes=half + 1).memory == MemoryPolicy("interleave", (0, 1))
 
 
 def test_memory_that_may_not_be_used_is_left_out(two):
-    assert alone(dataclasses.replace(two, memory_nodes=(0,)), [], two.gpu(4)).memory.nodes == (0,)
-    assert alone(dataclasses.replace(two, memory_nodes=()), [], two.gpu(4)).memory is None
+    assert alone(dataclasses.replace(two, memory_nodes=(0,)), None, two.gpus[4]).memory.nodes == (0,)
+    assert alone(dataclasses.replace(two, memory_nodes=()), None, two.gpus[4]).memory is None
 
 
-def test_the_cpu_computes_on_one_node_where_it_can(two, roots):
-    disk = [place("/dev/nvme1n1", roots["two_sockets"])]
+def test_the_cpu_computes_on_one_node_where_it_can(two):
+    disk = ["nvme1n1"]
     chosen = alone(two, disk, None, threads=20)
     assert chosen.cpus("compute") == parse_list("52-61,116-125")  # next to the disk, ten cores of two
     assert cpus(chosen, "read", "write", "fetch") == parse_list("32-51,96-115")
@@ -127,33 +125,30 @@ def test_the_cpu_computes_on_one_node_where_it_can(two, roots):
     assert "network" not in everywhere.seats
 
 
-def test_a_tier_over_several_folders(two, roots):
-    tier = [place(f"/dev/{name}", roots["two_sockets"]) for name in ("nvme1n1", "sda", "md0")]
-    chosen = alone(two, tier, two.gpu(0))
+def test_a_tier_over_several_folders(two):
+    chosen = alone(two, ["nvme1n1", "sda", "nvme0n1"], two.gpus[0])
     assert chosen.cpus("io") == (30, 31, 62, 94, 95, 126)
-    assert chosen.seats["io"].why == "I/O of nvme1n1 to nvme0n1, a core each"
 
 
 def test_one_node_is_left_alone(roots):
     for name in ("desktop", "virtual_machine"):
         machine = read(roots[name])
-        chosen = alone(machine, [place("/dev/nvme0n1", roots[name])], machine.gpu(0))
+        chosen = alone(machine, ["nvme0n1"], next(iter(machine.gpus), None))
         assert chosen == unbound("one NUMA node: threads and memory are left alone")
         assert not any(chosen.bind_thread(role) for role in ROLES)
 
 
 def test_cores_on_one_node_alone_are_left_alone(roots):
     machine = read(roots["two_sockets"], allowed=[3, 4, 64])
-    assert alone(machine, [], machine.gpu(5)).note.startswith("the CPUs that may be used are all on node 0: ")
-    assert alone(read(roots["two_sockets"], allowed=[]), []).seats == {}
+    assert alone(machine, None, machine.gpus[5]).note.startswith("the CPUs that may be used are all on node 0: ")
+    assert alone(read(roots["two_sockets"], allowed=[])).seats == {}
 
 
 def test_devices_of_unknown_nodes(two):
     disks = tuple(dataclasses.replace(disk, node=None) for disk in two.disks)
-    gpu = dataclasses.replace(two.gpu(0), node=None)
+    gpu = dataclasses.replace(two.gpus[0], node=None)
     machine = dataclasses.replace(two, disks=disks, nics=())
-    chosen = alone(machine, [Place("/a", "nvme0n1", "ext4", ("nvme0n1",))], gpu)
-    assert "(the node of nvme0n1 is unknown)" in chosen.seats["io"].why and "is unknown" in chosen.seats["compute"].why
+    chosen = alone(machine, ["nvme0n1"], gpu)
     free = set(machine.allowed) - set(chosen.cpus("io"))
     assert set(cpus(chosen, "compute", "read", "write", "fetch", "plan")) == free
     assert "network" not in chosen.seats and chosen.memory.kind == "interleave"
@@ -164,18 +159,17 @@ def cores_of(seat):
 
 
 @st.composite
-def runs(draw, machine, root):
+def runs(draw, machine):
     """Some CPUs of a machine, and processes of a run there."""
     every = [cpu for core in machine.cores for cpu in core.cpus]
     few = draw(st.one_of(st.lists(st.sampled_from(every), max_size=10), st.just(every)))
     machine = dataclasses.replace(machine, allowed=tuple(sorted(set(few))))
     disks = draw(st.lists(st.sampled_from([disk.name for disk in machine.disks]), unique=True))
-    places = tuple(place(f"/dev/{disk}", root) for disk in disks)
     over_nodes = draw(st.booleans())
     does = st.sampled_from([(True, True), (True, False), (False, True)] if over_nodes else [(True, True)])
     process = st.builds(
         lambda tier, gpu, threads, size, what: Process(tier, gpu if what[0] else None, threads, size, *what),
-        st.sampled_from([places, places[:1]]), st.sampled_from([None, *machine.gpus]), st.integers(0, 200),
+        st.sampled_from([disks, disks[:1], None]), st.sampled_from([None, *machine.gpus]), st.integers(0, 200),
         st.integers(0, 1 << 40), does,
     )  # fmt: skip
     return machine, draw(st.lists(process, min_size=1, max_size=9)), over_nodes
@@ -183,9 +177,9 @@ def runs(draw, machine, root):
 
 @settings(deadline=None, max_examples=100)
 @given(st.data())
-def test_every_choice_keeps_the_rules(four, two, roots, data):
-    name, machine = data.draw(st.sampled_from([("four_sockets", four), ("two_sockets", two)]))
-    machine, processes, over_nodes = data.draw(runs(machine, roots[name]))
+def test_every_choice_keeps_the_rules(four, two, data):
+    machine = data.draw(st.sampled_from([four, two]))
+    machine, processes, over_nodes = data.draw(runs(machine))
     every = choose(machine, processes, over_nodes)
     assert every == choose(machine, processes, over_nodes) and len(every) == len(processes)
     if len(machine.usable_nodes()) < 2:
@@ -193,7 +187,7 @@ def test_every_choice_keeps_the_rules(four, two, roots, data):
         return
     for process, chosen in zip(processes, every, strict=True):
         wanted = {"plan", "read", "upload", "compute", "download", "write"} if process.trains else set()
-        if process.trains and process.places and not over_nodes:
+        if process.trains and process.disks is not None and not over_nodes:
             wanted |= {"fetch", "settle"}
         wanted |= {"receive"} | ({"serve"} if process.serves else set()) if over_nodes else set()
         wanted |= {"io"} if process.disks else set()
@@ -210,10 +204,10 @@ def test_every_choice_keeps_the_rules(four, two, roots, data):
         assert not users or max(users) <= 1 or min(users) >= 1, "a core of two processes, and another of none"
 
 
-def test_every_process_finds_its_own_part(four, two, roots):
+def test_every_process_finds_its_own_part(four):
     """Zhao et al.'s machine with a process for each of eight GPUs: none of them shares a core with another."""
-    tier = (place("/dev/md127", roots["four_sockets"]),)
-    every = choose(four, [Process(tier, four.gpu(number)) for number in range(8)], over_nodes=True)
+    tier = seat_table.TIERS["four_sockets"]
+    every = choose(four, [Process(tier, four.gpus[number]) for number in range(8)], over_nodes=True)
     assert [each.cpus("compute") for each in every[:4]] == [(1, 49), (4, 52), (7, 55), (10, 58)]
     assert [each.seats["compute"].nodes for each in every] == [(0,)] * 4 + [(1,)] * 4
     assert {each.cpus("io") for each in every} == {parse_list("32-35,44-47,80-83,92-95")}
@@ -225,7 +219,7 @@ def test_every_process_finds_its_own_part(four, two, roots):
     assert every[0].memory == MemoryPolicy("interleave", (0, 2, 3)) and every[7].memory.nodes == (1, 2, 3)
 
 
-def test_trainers_on_cpus_use_all_of_them(two, roots):
+def test_trainers_on_cpus_use_all_of_them(two):
     """Eight with the threads that `--local-nodes 8` gives each of them here, and eight with as many as they get."""
     for threads in (126 // 8, 0):
         every = choose(two, [Process(threads=threads)] * 8, over_nodes=True)
@@ -269,11 +263,11 @@ def test_every_role_of_a_real_choice_holds_for_real_threads():
     half = len(here.allowed) // 2
     parts = here.allowed[:half], here.allowed[half:]
     nodes = tuple(Node(number, cpus, 1 << 30, {0: 10, 1: 10}) for number, cpus in enumerate(parts))
-    cores = tuple(Core((cpu,), int(cpu in parts[1]), 0) for cpu in here.allowed)
-    gpu = Gpu("0000:01:00.0", "NVIDIA", "a GPU", 1)
-    disks = (Disk("nvme0n1", "NVMe", "", 1 << 40, False, None, 0),)
-    machine = Topology(nodes, cores, (), (), here.allowed, (0, 1), disks, (gpu,), ())
-    chosen = alone(machine, [Place("/a", "nvme0n1", "ext4", ("nvme0n1",))], gpu)
+    cores = tuple(Core((cpu,), int(cpu in parts[1])) for cpu in here.allowed)
+    gpu = Gpu("0000:01:00.0", 1)
+    disks = (Disk("nvme0n1", 0),)
+    machine = Topology(nodes, cores, here.allowed, (0, 1), disks, (gpu,), ())
+    chosen = alone(machine, ["nvme0n1"], gpu)
     found = {}
 
     def bind(role):
@@ -289,7 +283,7 @@ def test_every_role_of_a_real_choice_holds_for_real_threads():
 
 
 def test_unknown_roles_are_a_defect_everywhere(two):
-    for chosen in (unbound("nothing"), alone(two, [], two.gpu(0))):
+    for chosen in (unbound("nothing"), alone(two, None, two.gpus[0])):
         for role in ("reader", "io:0", ""):
             with pytest.raises(ValueError, match="no role"):
                 chosen.bind_thread(role)
@@ -298,7 +292,7 @@ def test_unknown_roles_are_a_defect_everywhere(two):
 def test_a_real_thread_is_bound_and_the_others_are_not():
     allowed = os.sched_getaffinity(0)
     last = max(allowed)
-    chosen = Binding({"read": Seat((last,), (0,), "a test")}, None, "")
+    chosen = Binding({"read": Seat((last,), (0,))}, None, "")
     found = []
 
     def work():
@@ -316,7 +310,7 @@ def test_a_real_thread_is_bound_and_the_others_are_not():
 
 def test_a_thread_that_cannot_be_bound_runs_on_and_says_so_once(said, monkeypatch):
     before = os.sched_getaffinity(0)
-    chosen = Binding({"read": Seat((1 << 14,), (0,), "no such CPU")}, None, "")
+    chosen = Binding({"read": Seat((1 << 14,), (0,))}, None, "")
     assert not chosen.bind_thread("read") and not chosen.bind_thread("read") and not chosen.bind_thread("write")
     assert os.sched_getaffinity(0) == before
     assert said() == [
@@ -334,7 +328,7 @@ def test_a_thread_that_cannot_be_bound_runs_on_and_says_so_once(said, monkeypatc
 
 def test_a_thread_is_bound_for_a_while(said):
     allowed = os.sched_getaffinity(0)
-    chosen = Binding({"network": Seat((max(allowed),), (0,), "a test")}, None, "")
+    chosen = Binding({"network": Seat((max(allowed),), (0,))}, None, "")
     with chosen.bound("network"):
         child = []
         thread = threading.Thread(target=lambda: child.append(os.sched_getaffinity(0)))

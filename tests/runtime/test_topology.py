@@ -4,13 +4,12 @@ import dataclasses
 import json
 import os
 import shutil
-import stat
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marius_oac.runtime.machine import devices, sysfs
+from marius_oac.runtime.machine import sysfs
 from marius_oac.runtime.machine.topology import read
 from tests.runtime import make_machines
 from tests.runtime.sysfs_trees import FOLDER, MACHINES, build, load, record
@@ -20,8 +19,8 @@ CPU, NODE = "devices/system/cpu", "devices/system/node"
 
 @pytest.fixture
 def tree(tmp_path):
-    """`tree(name)` -> root of that machine's tree, without its caches, to be changed at will."""
-    return lambda name: build(name, tmp_path / name, caches=False)
+    """`tree(name)` -> root of that machine's tree, to be changed at will."""
+    return lambda name: build(name, tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -61,33 +60,20 @@ def test_masks_of_cpus(tmp_path, text, cpus):
 
 
 def test_two_sockets(machine_tree):
-    machine = read(machine_tree("two_sockets"), names={"0000:17:00.0": "NVIDIA A100-SXM4-40GB"})
+    machine = read(machine_tree("two_sockets"))
     assert [node.number for node in machine.nodes] == [0, 1]
-    assert machine.nodes[1].cpus == (*range(32, 63), *range(96, 127)) and machine.offline == (63, 127)
+    assert machine.nodes[1].cpus == (*range(32, 63), *range(96, 127))
     assert [round(node.num_bytes / 2**30) for node in machine.nodes] == [512, 512]
     assert machine.nodes[0].distances == {0: 10, 1: 20}
     assert len(machine.cores) == 63 and {len(core.cpus) for core in machine.cores} == {2}
-    assert machine.cores[40].cpus == (40, 104) and (machine.cores[40].node, machine.cores[40].socket) == (1, 1)
-    assert [(cache.level, cache.num_bytes >> 10, len(cache.groups)) for cache in machine.caches] == [
-        (1, 48, 63),
-        (2, 1280, 63),
-        (3, 49152, 2),
-    ]
-    assert [(disk.name, disk.kind, disk.node, disk.address) for disk in machine.disks] == [
-        ("nvme0n1", "NVMe", 0, "0000:65:00.0"),
-        ("nvme1n1", "NVMe", 1, "0000:e5:00.0"),
-        ("sda", "SATA", 0, "0000:00:17.0"),
-    ]
-    assert machine.disks[1].model == "SAMSUNG MZWLJ3T8HBLS-00007" and machine.disks[2].model == "INTEL SSDSC2KB48"
-    assert machine.disks[0].num_bytes == 7501476528 * 512 and not machine.disks[0].spins
+    assert (machine.cores[40].cpus, machine.cores[40].node) == ((40, 104), 1)
+    assert [(disk.name, disk.node) for disk in machine.disks] == [("nvme0n1", 0), ("nvme1n1", 1), ("sda", 0)]
     assert [gpu.node for gpu in machine.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]  # and not the board's own display
-    assert [gpu.name for gpu in machine.gpus[:2]] == ["NVIDIA A100-SXM4-40GB", "NVIDIA 20b2"]
-    assert [(nic.name, nic.node, nic.megabits, nic.rdma) for nic in machine.nics] == [
-        ("ens1f0np0", 0, 25000, "mlx5_0"),
-        ("ens9f0np0", 1, 100000, "mlx5_1"),
+    assert [(nic.name, nic.node, nic.megabits) for nic in machine.nics] == [
+        ("ens1f0np0", 0, 25000),
+        ("ens9f0np0", 1, 100000),
     ]
-    assert machine.gpu(5) is machine.gpu("0000:B1:00.0") is machine.gpus[5]
-    assert machine.gpu(8) is machine.gpu(-1) is machine.gpu("0000:00:00.0") is None
+    assert machine.gpu("0000:B1:00.0") is machine.gpus[5] and machine.gpu("0000:00:00.0") is None
 
 
 def test_four_sockets(machine_tree):
@@ -110,15 +96,7 @@ def test_a_node_is_nearest_to_itself_whatever_the_firmware_says(machine_tree):
 def test_desktop(machine_tree):
     machine = read(machine_tree("desktop"))
     assert len(machine.nodes) == 1 and machine.nodes[0].cpus == tuple(range(32))
-    assert [core.kind for core in machine.cores] == ["performance"] * 8 + ["efficiency"] * 16
-    assert [(cache.level, cache.num_bytes >> 10, len(cache.groups)) for cache in machine.caches] == [
-        (1, 32, 16),
-        (1, 48, 8),
-        (2, 2048, 8),
-        (2, 4096, 4),
-        (3, 36864, 1),
-    ]
-    assert [gpu.vendor for gpu in machine.gpus] == ["NVIDIA", "Intel"][::-1] and machine.gpu(0).vendor == "NVIDIA"
+    assert [gpu.address for gpu in machine.gpus] == ["0000:01:00.0"], "and not the processor's own display"
     assert [(nic.name, nic.up, nic.megabits) for nic in machine.nics] == [
         ("enp5s0", True, 2500),
         ("wlp6s0", False, None),
@@ -128,17 +106,15 @@ def test_desktop(machine_tree):
 
 def test_a_virtual_machine(machine_tree):
     machine = read(machine_tree("virtual_machine"))
-    assert [core.cpus for core in machine.cores] == [(0,), (1,)] and machine.offline == ()
-    assert [(disk.name, disk.kind, disk.spins, disk.address) for disk in machine.disks] == [
-        ("vda", "virtio", False, "0000:00:02.0")
-    ]
+    assert [core.cpus for core in machine.cores] == [(0,), (1,)]
+    assert [disk.name for disk in machine.disks] == ["vda"]
     assert machine.gpus == () and [(nic.name, nic.megabits) for nic in machine.nics] == [("eth0", None)]
 
 
 def test_no_files_at_all(tmp_path):
     (tmp_path / CPU).mkdir(parents=True)
     machine = read(tmp_path)
-    assert (machine.cores, machine.caches, machine.disks, machine.gpus, machine.nics) == ((), (), (), (), ())
+    assert (machine.cores, machine.disks, machine.gpus, machine.nics) == ((), (), (), ())
     assert len(machine.nodes) == 1 and machine.nodes[0].num_bytes is None
 
 
@@ -151,12 +127,10 @@ def test_a_container_that_shows_cpus_alone(tree):
     assert len(machine.cores) == 63 and machine.disks == machine.gpus == machine.nics == ()
 
 
-def test_cpus_that_could_be_plugged_in_are_not_offline(tree):
+def test_cpus_that_are_offline_may_not_be_used(tree):
     root = tree("desktop")
-    (root / f"{CPU}/offline").write_text("31-127\n")
     (root / f"{CPU}/online").write_text("0-30\n")
-    machine = read(root)
-    assert machine.offline == (31,) and machine.allowed == tuple(range(31))
+    assert read(root).allowed == tuple(range(31))
 
 
 def test_lists_that_are_missing_are_made_up_for(tree):
@@ -172,7 +146,7 @@ def test_lists_that_are_missing_are_made_up_for(tree):
 def test_no_content_of_a_file_stops_the_reader(tmp_path):
     root = build("two_sockets", tmp_path / "sys")
     files = [root / f"{NODE}/node1/{name}" for name in ("cpulist", "distance", "meminfo")]
-    files += [path for name in ("topology", "cache/index0") for path in (root / f"{CPU}/cpu5/{name}").iterdir()]
+    files += (root / f"{CPU}/cpu5/topology").iterdir()
     files += root.rglob("numa_node")
     for content in (b"", b"rubbish\n", b"\xff\xfe", b"-1", b"9-2", b"7" * 5000):
         for path in files:
@@ -222,22 +196,6 @@ def test_allowed_cpus_bound_what_may_be_used(machine_tree):
     assert machine.allowed_cores(0) == [(0, 64), (2,)] and machine.allowed_cores(1) == [(32,)]
 
 
-def test_nvidia_smi_names_gpus(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    command = tmp_path / "nvidia-smi"
-
-    def says(script):
-        command.write_text(f"#!/bin/sh\n{script}\n")
-        command.chmod(command.stat().st_mode | stat.S_IXUSR)
-        return devices.gpu_names()
-
-    rows = "echo '00000000:17:00.0, NVIDIA A100-SXM4-80GB'; echo '00010000:0A:00.0, Tesla, the car'"
-    assert says(rows) == {"0000:17:00.0": "NVIDIA A100-SXM4-80GB", "10000:0a:00.0": "Tesla, the car"}
-    assert says("echo 'No devices were found'") == {} and says("exit 9") == {}
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    assert devices.gpu_names() == {}
-
-
 def test_this_machine():
     machine = read()
     assert set(machine.allowed) == os.sched_getaffinity(0)
@@ -248,10 +206,9 @@ def test_this_machine():
 def test_this_machine_recorded_is_this_machine(tmp_path):
     """What `record` takes along is all that the reader looks at."""
     (tmp_path / "machine.json").write_text(json.dumps(record(sysfs.SYSFS, "here")))
-    copy = read(build(tmp_path / "machine", tmp_path / "sys"), names={})
-    here = read(names={})
-    assert (copy.cores, copy.caches, copy.disks) == (here.cores, here.caches, here.disks)
-    assert (copy.gpus, copy.nics, copy.offline) == (here.gpus, here.nics, here.offline)
+    copy = read(build(tmp_path / "machine", tmp_path / "sys"))
+    here = read()
+    assert (copy.cores, copy.disks, copy.gpus, copy.nics) == (here.cores, here.disks, here.gpus, here.nics)
     assert [node.cpus for node in copy.nodes] == [node.cpus for node in here.nodes]
 
 

@@ -24,11 +24,10 @@ those that take what other nodes send, `serve`: those of this process's shard.""
 
 @dataclass(frozen=True)
 class Seat:
-    """CPUs for the threads of a role, the NUMA nodes of these CPUs, and the reason for the choice, in words."""
+    """CPUs for the threads of a role, and the NUMA nodes of these CPUs."""
 
     cpus: tuple[int, ...]
     nodes: tuple[int, ...]
-    why: str
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,11 @@ from dataclasses import dataclass
 
 from marius_oac.runtime.machine.binding import Binding, Seat, unbound
 from marius_oac.runtime.machine.devices import Gpu
-from marius_oac.runtime.machine.disks import Place
 from marius_oac.runtime.machine.numa_memory import MemoryPolicy
 from marius_oac.runtime.machine.topology import Topology
 
 Cores = list[tuple[int, ...]]
 """CPUs of each."""
-_COMMON = "all cores that are nobody's own"
 _LARGE_SHARE = 0.5  # of a node's memory: tables that need more are spread, for buffers and the system live there too
 
 
@@ -39,7 +37,7 @@ class Process:
     """A process of a run on this machine.
 
     Attributes:
-        places: the paths of its disk tier; none if its tables are in memory alone.
+        disks: names of the disks under its disk tier, each once; None if its tables are in memory alone.
         gpu: the GPU that it computes on; None for the CPU.
         threads: number of threads that compute on the CPU; 0 for one per CPU that `compute` gets.
         table_bytes: size of its tables in memory; 0 if unknown.
@@ -47,17 +45,12 @@ class Process:
         serves: over nodes, whether it has rows.
     """
 
-    places: tuple[Place, ...] = ()
+    disks: Sequence[str] | None = None
     gpu: Gpu | None = None
     threads: int = 0
     table_bytes: int = 0
     trains: bool = True
     serves: bool = True
-
-    @property
-    def disks(self) -> list[str]:
-        """Names of the disks under its places, each once."""
-        return list(dict.fromkeys(name for place in self.places for name in place.disks))
 
 
 def choose(topology: Topology, processes: Sequence[Process] = (Process(),), over_nodes: bool = False) -> list[Binding]:
@@ -82,7 +75,7 @@ class _Floor:
         self.topology, self.processes, self.over_nodes = topology, processes, over_nodes
         self.usable = topology.usable_nodes()
         self.free = {node: topology.allowed_cores(node) for node in self.usable}
-        self.disks = list(dict.fromkeys(name for each in processes for name in each.disks))
+        self.disks = list(dict.fromkeys(name for each in processes for name in each.disks or ()))
         self.io = {name: self._take_disk(name) for name in self.disks}
         self.homes = self._homes()
         self.network = self._take_network() if over_nodes and any(each.gpu for each in processes) else None
@@ -94,12 +87,9 @@ class _Floor:
         seats = _Seats(self, process, self.parts[number])
         if process.disks:
             io = sorted({cpu for name in process.disks for cpu in self.io[name]})
-            lost = [name for name in process.disks if self._disk_node(name) is None]
-            unknown = f" (the node of {', '.join(lost)} is unknown)" if lost else ""
-            names = f"{process.disks[0]} to {process.disks[-1]}" if len(process.disks) > 2 else ", ".join(process.disks)
-            seats.seat("io", tuple(io), f"I/O of {names}, a core each{unknown}")
+            seats.seat("io", tuple(io))
         if self.network is not None:
-            seats.seat("network", *self.network)
+            seats.seat("network", self.network)
         if process.trains:
             seats.seat_trainer(self.over_nodes)
         if self.over_nodes:
@@ -119,7 +109,7 @@ class _Floor:
 
     def disk_nodes(self, process: Process) -> list[int]:
         """Usable nodes nearest to the disks of a process whose nodes are known."""
-        return [self.near(node) for node in map(self._disk_node, process.disks) if node is not None]
+        return [self.near(node) for node in map(self._disk_node, process.disks or ()) if node is not None]
 
     def _disk_node(self, name: str) -> int | None:
         return next((disk.node for disk in self.topology.disks if disk.name == name), None)
@@ -149,7 +139,7 @@ class _Floor:
                 living[known[number]] += 1
         return [known[number] for number in range(len(self.processes))]
 
-    def _take_network(self) -> tuple[tuple[int, ...], str] | None:
+    def _take_network(self) -> tuple[int, ...] | None:
         """A core next to the fastest card that is up, where its node can spare one; all processes share it."""
         cards = [nic for nic in self.topology.nics if nic.up and nic.node is not None]
         if not cards:
@@ -158,7 +148,7 @@ class _Floor:
         node = self.near(card.node)
         if len(self.free[node]) <= 2 * max(1, self.homes.count(node)):
             return None
-        return self.free[node].pop(), f"next to {card.name}"
+        return self.free[node].pop()
 
     def _parts(self) -> list[dict[int, Cores]]:
         parts: list[dict[int, Cores]] = [{} for _ in self.processes]
@@ -199,7 +189,6 @@ class _Seats:
         self.free = {node: list(cores) for node, cores in part.items()}
         self.found: dict[str, Seat] = {}
         self.home: int | None = None  # the node of the compute thread; None: it is on all of them
-        self.common = _COMMON if len(floor.processes) == 1 else f"its part of {_COMMON}"
 
     def seat_trainer(self, over_nodes: bool) -> None:
         """`compute` and the stages around it; without nodes those of the disk tier, if there is one."""
@@ -208,65 +197,57 @@ class _Seats:
         else:  # cores are what it computes with
             self._share_compute(self.process.threads)
         for role in ("read", "upload", "download", "write"):
-            self.seat(role, self._feeding(), self._beside())
+            self.seat(role, self._feeding())
         near = set(self.floor.disk_nodes(self.process)) & set(self.part)
         fetching = tuple(sorted(cpu for node in near for cpu in self._pool(node)))
         free = set(self._everywhere())
         planning = ["plan"]
-        if self.process.places and not over_nodes:
-            self.seat("fetch", fetching or self._feeding(), "next to the disks" if fetching else self._beside())
+        if self.process.disks is not None and not over_nodes:
+            self.seat("fetch", fetching or self._feeding())
             planning.append("settle")
         else:
             fetching = ()
         left = free - set(self._feeding()) - set(fetching) or free - set(self._feeding()) or free
         for role in planning:
-            why = "what is left" if left != set(self._feeding()) else self._beside()
-            self.seat(role, tuple(sorted(left)), why)
+            self.seat(role, tuple(sorted(left)))
 
     def seat_rows(self) -> None:
         """Over nodes: seats the threads that receive from other nodes and those that serve rows."""
-        self.seat("receive", self._feeding(), self._beside())
+        self.seat("receive", self._feeding())
         if self.process.serves:
-            self.seat("serve", self._everywhere(), self.common)
+            self.seat("serve", self._everywhere())
 
-    def seat(self, role: str, cpus: tuple[int, ...], why: str) -> None:
+    def seat(self, role: str, cpus: tuple[int, ...]) -> None:
         on = tuple(node.number for node in self.floor.topology.nodes if set(cpus) & set(node.cpus))
-        self.found[role] = Seat(cpus, on, why)
+        self.found[role] = Seat(cpus, on)
 
     def _take_compute(self, gpu: Gpu) -> None:
         """A core for compute alone on the GPU's node, if one is left beside those of the stages that feed the GPU."""
         if gpu.node is None:
-            self.seat("compute", self._everywhere(), f"the node of {gpu.name} at {gpu.address} is unknown")
+            self.seat("compute", self._everywhere())
             return
         self.home = node = self.floor.near(gpu.node)
         cpus = self.free[node].pop() if len(self.free[node]) > 1 else self._pool(node)
-        self.seat("compute", cpus, f"next to {gpu.name} at {gpu.address}")
+        self.seat("compute", cpus)
 
     def _share_compute(self, threads: int) -> None:
         """As many cores of one node as there are threads; all that is free of all nodes where none has so many."""
-        if not threads:
-            self.seat("compute", self._everywhere(), self.common)
-            return
         nodes = self.floor.disk_nodes(self.process)
         rooms = sorted(self.free, key=lambda node: (-nodes.count(node), -len(_flat(self.free[node])), node))
-        for node in rooms:
+        for node in rooms if threads else ():
             taken: Cores = []
             while len(_flat(taken)) < threads and len(self.free[node]) - len(taken) > 1:
                 taken.append(self.free[node][-1 - len(taken)])
             if len(_flat(taken)) >= threads:
                 self.home = node
                 del self.free[node][-len(taken) :]
-                self.seat("compute", _flat(taken), f"{threads} threads of one node")
+                self.seat("compute", _flat(taken))
                 return
-        where = "a node has" if len(self.floor.processes) == 1 else "its part of a node has"
-        self.seat("compute", self._everywhere(), f"{threads} threads: more than {where} cores for")
+        self.seat("compute", self._everywhere())
 
     def _feeding(self) -> tuple[int, ...]:
         """What is not taken next to compute."""
         return self._pool(self.home) if self.home is not None else self._everywhere()
-
-    def _beside(self) -> str:
-        return "next to compute" if self.home is not None else self.common
 
     def _pool(self, node: int) -> tuple[int, ...]:
         """What is free on a node; all of the process's part where nothing is."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 SYSFS = Path("/sys")
 
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _MOST_CPUS = 1 << 16  # no kernel is built for more (CONFIG_NR_CPUS); a broken range must not fill the memory
 
@@ -76,12 +75,6 @@ def format_list(cpus: Iterable[int]) -> str:
     return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
 
 
-def size(path: Path) -> int | None:
-    """Bytes of a cache's `size`, such as 32K, 2048K or 8M."""
-    match = re.fullmatch(r"(\d+)([KMG]?)", text(path) or "")
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else None
-
-
 def entries(folder: Path) -> list[Path]:
     """What is in a folder, by name; nothing where it is missing."""
     try:
@@ -96,11 +89,6 @@ def real(path: Path) -> Path | None:
         return path.resolve(strict=True)
     except (OSError, RuntimeError):  # a loop of links is a RuntimeError before Python 3.13
         return None
-
-
-def pci_address(device: Path) -> str | None:
-    """The PCI device that a folder under /sys/devices belongs to, such as 0000:41:00.0."""
-    return next((part for part in reversed(device.parts) if _ADDRESS.fullmatch(part)), None)
 
 
 def device_node(device: Path, node_cpus: dict[int, tuple[int, ...]]) -> int | None:

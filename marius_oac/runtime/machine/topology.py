@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from marius_oac.runtime.machine import sysfs
-from marius_oac.runtime.machine.devices import Disk, Gpu, Nic, gpu_names, read_disks, read_gpus, read_nics
+from marius_oac.runtime.machine.devices import Disk, Gpu, Nic, read_disks, read_gpus, read_nics
 from marius_oac.runtime.machine.numa_memory import allowed_nodes
 from marius_oac.runtime.machine.sysfs import SYSFS
 
@@ -31,24 +31,10 @@ class Core:
     Attributes:
         cpus: its online CPUs, ascending: one, or its SMT siblings.
         node: the NUMA node it is on.
-        socket: number of its package; None: unknown.
-        kind: "performance" or "efficiency" on a hybrid processor, otherwise "".
     """
 
     cpus: tuple[int, ...]
     node: int
-    socket: int | None
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Cache:
-    """Caches of one kind: `num_bytes` each (None: unknown), each shared by the CPUs of one of `groups`."""
-
-    level: int
-    kind: str
-    num_bytes: int | None
-    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -79,8 +65,6 @@ class Topology:
 
     nodes: tuple[Node, ...]
     cores: tuple[Core, ...]
-    caches: tuple[Cache, ...]
-    offline: tuple[int, ...]
     allowed: tuple[int, ...]
     memory_nodes: tuple[int, ...]
     disks: tuple[Disk, ...]
@@ -106,37 +90,29 @@ class Topology:
         distances = self.node(node).distances
         return min(among, key=lambda other: (other != node, distances.get(other, _REMOTE), other))
 
-    def gpu(self, device: str | int) -> Gpu | None:
-        """An NVIDIA or AMD GPU by its PCI address, or by its number among them in PCI order, as nvidia-smi counts."""
-        cards = [gpu for gpu in self.gpus if gpu.computes]
-        if isinstance(device, int):
-            return cards[device] if 0 <= device < len(cards) else None
-        return next((gpu for gpu in cards if gpu.address == device.lower()), None)
+    def gpu(self, address: str) -> Gpu | None:
+        """The GPU with this PCI address."""
+        return next((gpu for gpu in self.gpus if gpu.address == address.lower()), None)
 
 
-def read(root: Path = SYSFS, allowed: Iterable[int] | None = None, names: Mapping[str, str] | None = None) -> Topology:
+def read(root: Path = SYSFS, allowed: Iterable[int] | None = None) -> Topology:
     """The machine that a tree describes.
 
     Args:
         root: a tree of the layout of /sys.
         allowed: CPUs that may be used; by default those of this thread for /sys itself, else all that are online.
-        names: PCI address -> name of a GPU; by default nvidia-smi is asked where `root` is /sys itself.
     """
     live = root == SYSFS
     memory_nodes = allowed_nodes() if live else None
     online = _online(root)
     if live:
         allowed = os.sched_getaffinity(0) if allowed is None else allowed
-        names = gpu_names() if names is None else names
         online = online or tuple(sorted(os.sched_getaffinity(0)))
     nodes = _nodes(root, online, psutil.virtual_memory().total if live else None)
     node_cpus = {node.number: node.cpus for node in nodes}
-    cores = _cores(root, online, node_cpus)
     return Topology(
         nodes=nodes,
-        cores=cores,
-        caches=_caches(root, cores),
-        offline=_offline(root),
+        cores=_cores(root, online, node_cpus),
         allowed=online if allowed is None else tuple(sorted(set(allowed) & set(online))),
         memory_nodes=tuple(
             node.number
@@ -144,7 +120,7 @@ def read(root: Path = SYSFS, allowed: Iterable[int] | None = None, names: Mappin
             if node.cpus and node.num_bytes != 0 and (memory_nodes is None or node.number in memory_nodes)
         ),
         disks=read_disks(root, node_cpus),
-        gpus=read_gpus(root, node_cpus, names or {}),
+        gpus=read_gpus(root, node_cpus),
         nics=read_nics(root, node_cpus),
     )
 
@@ -162,13 +138,6 @@ def _online(root: Path) -> tuple[int, ...]:
         return listed
     present = [entry for entry in sysfs.entries(folder) if (entry / "topology").is_dir()]  # an offline CPU has none
     return tuple(sorted(int(entry.name[3:]) for entry in present if entry.name[3:].isdigit()))
-
-
-def _offline(root: Path) -> tuple[int, ...]:
-    """Of the CPUs that are there; the kernel's own list counts those that could still be plugged in."""
-    folder = root / "devices/system/cpu"
-    present = set(sysfs.numbers(folder / "present") or ())
-    return tuple(cpu for cpu in sysfs.numbers(folder / "offline") or () if cpu in present)
 
 
 def _nodes(root: Path, online: tuple[int, ...], memory: int | None) -> tuple[Node, ...]:
@@ -212,11 +181,6 @@ def _distances(folder: Path, listed: tuple[int, ...]) -> dict[int, int]:
 
 def _cores(root: Path, online: tuple[int, ...], node_cpus: dict[int, tuple[int, ...]]) -> tuple[Core, ...]:
     node_of = {cpu: node for node, cpus in node_cpus.items() for cpu in cpus}
-    kinds = {
-        cpu: kind
-        for kind, folder in (("performance", "cpu_core"), ("efficiency", "cpu_atom"))
-        for cpu in sysfs.numbers(root / "devices" / folder / "cpus") or ()
-    }
     seen: set[int] = set()
     cores = []
     for cpu in online:
@@ -227,19 +191,5 @@ def _cores(root: Path, online: tuple[int, ...], node_cpus: dict[int, tuple[int, 
         same = {other for other in listed if node_of.get(other) == node_of[cpu] and other not in seen}
         cpus = tuple(sorted({cpu, *same}))
         seen.update(cpus)
-        socket = sysfs.number(folder / "physical_package_id")
-        cores.append(Core(cpus, node_of[cpu], None if socket == -1 else socket, kinds.get(cpu, "")))
+        cores.append(Core(cpus, node_of[cpu]))
     return tuple(cores)
-
-
-def _caches(root: Path, cores: tuple[Core, ...]) -> tuple[Cache, ...]:
-    """Every core's caches, taken together where level, kind and size agree; SMT siblings share them all."""
-    found: dict[tuple[int, str, int | None], set[tuple[int, ...]]] = {}
-    for core in cores:
-        for index in sysfs.entries(root / f"devices/system/cpu/cpu{core.cpus[0]}/cache"):
-            level, kind = sysfs.number(index / "level"), sysfs.text(index / "type")
-            if level is not None and kind is not None and kind != "Instruction":
-                group = sysfs.numbers(index / "shared_cpu_list") or core.cpus
-                found.setdefault((level, kind, sysfs.size(index / "size")), set()).add(group)
-    keys = sorted(found, key=lambda key: (key[0], key[1], key[2] or 0))
-    return tuple(Cache(*key, tuple(sorted(found[key]))) for key in keys)
