@@ -34,8 +34,7 @@ _GRAPH = {
 }
 CONFIGS = {
     "steps, one after another": _GRAPH | {"pipeline": {"mode": "sync"}},
-    "throughput over an emulated link": _GRAPH
-    | {"pipeline": {"mode": "oac", "link": {"bandwidth": 0.5, "latency": 100.0}}},
+    "batches in flight": _GRAPH | {"pipeline": {"mode": "oac"}},
     "clicks from Parquet": {
         "task": "ctr",
         "data": {"train": ["log/*.parquet"]},

@@ -168,17 +168,16 @@ def bits(run: Path) -> dict[str, str]:
 class Training:
     """A run that is stopped at a moment.
 
-    The link is emulated and slow, so that batches take long and no processor time; a checkpoint is written every few.
+    Its batches take long and no processor time (`slow_train`); a checkpoint is written every few.
     """
 
     BATCHES_PER_CHECKPOINT = 5
 
     def __init__(self, name: str, folder: Path, config: dict):
         self.name, self.folder = name, folder
-        link = {"bandwidth": 1.0, "latency": 100_000}
         self.config = {
             "device": "cpu", "threads": 1, "binding": "off", **config,
-            "pipeline": {"link": link}, "checkpoint": {"every_batches": self.BATCHES_PER_CHECKPOINT},
+            "checkpoint": {"every_batches": self.BATCHES_PER_CHECKPOINT},
             "metrics": {"every_batches": 1},
         }  # fmt: skip
         self.path = folder / "config.json"
@@ -187,7 +186,7 @@ class Training:
         self.whole: dict[str, str] = {}
 
     def argv(self, run: Path) -> list[str]:
-        return [*COMMAND, "train", str(self.path), "--out", str(run)]
+        return [sys.executable, "-m", "benchmarks.endings.slow_train", "train", str(self.path), "--out", str(run)]
 
     def left_alone(self) -> None:
         """Trains it once as it should be."""
@@ -255,7 +254,7 @@ class Training:
     def _resume(self, run: Path, said: Path) -> tuple[str, list[str]]:
         if not (run / "run.json").exists():
             return ("no run yet" if not run.exists() else "a folder that is no run"), unfinished_in(run.parent)
-        argv = [*COMMAND, "resume", str(run), "--set", "pipeline.link=null"]
+        argv = [*COMMAND, "resume", str(run)]
         with Started(argv, said) as started:
             code, _ = started.end()
         if code:

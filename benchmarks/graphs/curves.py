@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import plots
-from benchmarks.graphs.runs import link_for
+from benchmarks.graphs.runs import compute_seconds
+from benchmarks.slow_link import SlowLink
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
+from marius_oac.pipeline.stages import Probe
 from marius_oac.runs.session import Session
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training.local import train
@@ -39,9 +41,9 @@ class Curve:
     load: float  # of the machine over the run's last minute
 
     @classmethod
-    def of(cls, config: Config, out: Path) -> Curve:
+    def of(cls, config: Config, out: Path, probe: Probe | None = None) -> Curve:
         """Trains."""
-        run = train(config, out)
+        run = train(config, out, probe=probe)
         lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
         found = [line for line in lines if line["kind"] == "evaluation"]
         keys = ("training.seconds", "filtered.mrr", "unfiltered.mrr")
@@ -71,13 +73,13 @@ def arguments(description: str, in_flight: int, out: str) -> argparse.ArgumentPa
 
 def compare(config: Config, graph: Graph, factor: float, kept: Path | None = None) -> dict[str, Curve]:
     """A run of each mode, with a link that moves a batch in `factor` times its compute time; curves go to `kept`."""
-    compute, bandwidth = link_for(config, graph, factor)
-    print(f"compute {1e3 * compute:.1f} ms a batch, link {bandwidth:.3f} GB/s; {overlap(config, graph)}", flush=True)
-    config = config.replace(f"pipeline.link={{bandwidth: {bandwidth}, latency: 10.0}}")
+    compute = compute_seconds(config, graph)
+    print(f"compute {1e3 * compute:.1f} ms a batch; {overlap(config, graph)}", flush=True)
     curves = {}
     with tempfile.TemporaryDirectory() as runs:
         for mode in STYLES:
-            curves[mode] = Curve.of(config.replace(f"pipeline.mode={mode}"), Path(runs) / mode)
+            link = SlowLink(factor * compute)
+            curves[mode] = Curve.of(config.replace(f"pipeline.mode={mode}"), Path(runs) / mode, link)
             if kept:
                 kept.mkdir(parents=True, exist_ok=True)
                 (kept / f"{mode}.json").write_text(json.dumps(asdict(curves[mode])))

@@ -81,11 +81,8 @@ class TimedSession:
         return sum(result.examples for result in self.results) / seconds, stages
 
 
-def link_for(config: Config, graph: Graph, factor: float, batches: int = 30, repeats: int = 5) -> tuple[float, float]:
-    """Compute seconds of a batch without a link, and the GB/s at which moving it one way takes `factor` times that."""
-    timed = TimedSession(config.replace("pipeline.mode=sync", "pipeline.link=null"), graph)
-    with timed.session as session:
-        seconds = statistics.median(timed.run(batches)[1]["compute"] for _ in range(repeats))
-        rows = statistics.mean(len(session.planner.plan(number).rows[0]) for number in range(10))
-        num_bytes = rows * (8 + 4 * session.stores[0].layout.width)
-    return seconds, num_bytes / (factor * seconds) * 1e-9
+def compute_seconds(config: Config, graph: Graph, batches: int = 30, repeats: int = 5) -> float:
+    """Seconds that a batch computes, alone."""
+    timed = TimedSession(config.replace("pipeline.mode=sync"), graph)
+    with timed.session:
+        return statistics.median(timed.run(batches)[1]["compute"] for _ in range(repeats))

@@ -13,8 +13,9 @@ import argparse
 import os
 import statistics
 
-from benchmarks.graphs.runs import TimedSession, benchmark_graph, link_for
+from benchmarks.graphs.runs import TimedSession, benchmark_graph, compute_seconds
 from benchmarks.machine import machine
+from benchmarks.slow_link import SlowLink
 from marius_oac.config.link_prediction import Config
 
 MODES = ("sync", "async", "async-delta", "oac")
@@ -48,12 +49,12 @@ def main() -> None:
     print(machine(), flush=True)
     with benchmark_graph(args.data) as graph:
         config = make_config(str(graph.path), args)
-        compute, bandwidth = link_for(config, graph, args.factor)
+        compute = compute_seconds(config, graph)
         limit = args.batch_size / (args.factor * compute)
-        print(f"compute {1e3 * compute:.1f} ms a batch of {args.batch_size}, link {bandwidth:.3f} GB/s, "
-              f"{1e3 * args.factor * compute:.1f} ms a transfer")  # fmt: skip
-        config = config.replace(f"pipeline.link={{bandwidth: {bandwidth}, latency: 10.0}}")
-        timed = {mode: TimedSession(config.replace(f"pipeline.mode={mode}"), graph) for mode in MODES}
+        transfer = args.factor * compute
+        print(f"compute {1e3 * compute:.1f} ms a batch of {args.batch_size}, {1e3 * transfer:.1f} ms a transfer")
+        configs = {mode: config.replace(f"pipeline.mode={mode}") for mode in MODES}
+        timed = {mode: TimedSession(configs[mode], graph, probe=SlowLink(transfer)) for mode in MODES}
         turns = []
         for number in range(args.repeats):
             order = MODES[number % len(MODES) :] + MODES[: number % len(MODES)]

@@ -28,8 +28,9 @@ from pathlib import Path
 from benchmarks.clicks import speed as clicks
 from benchmarks.clicks.step import BATCH
 from benchmarks.graphs import step_speed as graphs
-from benchmarks.graphs.runs import TimedSession, benchmark_graph, complex_config, link_for
+from benchmarks.graphs.runs import TimedSession, benchmark_graph, complex_config, compute_seconds
 from benchmarks.machine import machine
+from benchmarks.slow_link import SlowLink
 from benchmarks.turns import Times, take_turns
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate.log import LogSpec, write_day
@@ -42,7 +43,7 @@ GRID = tuple(
 )
 HELD = {"disk": ("wait", 3.0), "fetch": ("fetch", 0.9), "plans": ("plan", 3.0), "writes": ("write", 3.0)}
 """The stage that a probe holds, and for how many times the seconds of computing; one thread fetches."""
-LATENCY = 20_000.0  # microseconds
+LATENCY = 0.02  # seconds
 FIRST = 3  # rounds in which `auto` looks for its numbers
 
 
@@ -105,15 +106,13 @@ def planted(options: argparse.Namespace) -> None:
     """Prints a table of the grid, and of `auto` from the grid's worst."""
     with benchmark_graph(options.data) as graph, ExitStack() as stack:
         config = complex_config(graph, 1000).replace("threads=1")
-        compute, bandwidth = link_for(config, graph, 1.0)
-        probe: Callable[[str, int], None] | None = None
-        if options.load == "link":
-            config = config.replace(f"pipeline.link={{bandwidth: {bandwidth}, latency: {LATENCY}}}")
-        else:
-            stage, times = HELD[options.load]
-            probe = partial(hold, threading.Event(), stage, times * compute)
+        compute = compute_seconds(config, graph)
 
         def session(config: Config) -> TimedSession:
+            probe: Callable[[str, int], None] = SlowLink(compute, LATENCY)
+            if options.load != "link":
+                stage, times = HELD[options.load]
+                probe = partial(hold, threading.Event(), stage, times * compute)
             if options.load in ("disk", "fetch"):
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 config = config.replace(f"storage.memory={options.memory}", f"storage.path={folder}")

@@ -4,7 +4,7 @@
     python -m benchmarks.nodes.modes --day 100  # sync, gba and auto over days of four phases of 100 s each, 25 minutes
 
 Every trainer is a process of `marius-oac train --local-nodes`, on this machine; a batch takes it `--seconds`, which is
-emulated by a wait (`nodes.load`), and the slow ones longer. All else is real: processes, transport, dealing,
+emulated by a wait (`slow_trainers`), and the slow ones longer. All else is real: processes, transport, dealing,
 aggregation, optimizers. Examples/s are global ones, of the second of two equal halves; of days, of each phase.
 
 A day: nobody is slow; a quarter of the trainers is `--factor` times slower; half of them are 2 times slower; nobody is.
@@ -13,6 +13,7 @@ A day: nobody is slow; a quarter of the trainers is `--factor` times slower; hal
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -69,14 +70,16 @@ def trained(options: argparse.Namespace, mode: str, load: Sequence[dict[str, Any
         "evaluation": {"every": epochs},
         "metrics": {"every_batches": 5},
         "nodes": {
-            "mode": mode, "packing": "even", "load": [everybody, *load],
+            "mode": mode, "packing": "even",
             "mode_options": {"gradients": slow or 1, "backups": slow},
             **({"auto": {"every": options.every}} if mode == "auto" else {}),
         },
     }  # fmt: skip
     path, out = options.folder / f"{mode}.yaml", options.folder / mode
     path.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "marius_oac", "train", path, "--out", out, "--local-nodes", str(options.trainers)]
+    loads = json.dumps([everybody, *load])
+    words = ["train", path, "--out", out, "--local-nodes", str(options.trainers)]
+    command = [sys.executable, "-m", "benchmarks.nodes.slow_trainers", loads, *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return RunFolder.open(out)
 

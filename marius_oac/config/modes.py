@@ -58,37 +58,6 @@ class SwitchConfig(Section):
     mode: ModeName = Field(description="Mode, as in `nodes.mode`.")
 
 
-class LoadConfig(Section):
-    """`nodes.load`: artificial load, for experiments."""
-
-    trainers: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = Field(
-        description="Numbers of the slow trainers, from 0, in the order of nodes.yaml."
-    )
-    factor: Annotated[Number, Field(ge=1)] = Field(
-        1.0, description="Factor by which a batch takes longer. The factors of overlapping entries are multiplied."
-    )
-    seconds: NonNegativeFloat = Field(
-        0.0, description="Minimum duration of a batch at full speed, in seconds. It emulates a separate machine."
-    )
-    begin: NonNegativeFloat = Field(
-        0.0, description="Start of the slowdown, in seconds since the process began its first batch."
-    )
-    end: PositiveFloat | None = Field(
-        None, description="End of the slowdown, in seconds since the same moment. Default: the end of the run."
-    )
-    period: PositiveFloat | None = Field(
-        None, description="Period after which the slowdown repeats, in seconds. Default: it does not repeat."
-    )
-
-    @model_validator(mode="after")
-    def _times(self) -> LoadConfig:
-        if self.end is not None and self.end <= self.begin:
-            raise ValueError("end: must be later than `begin`")
-        if self.period is not None and self.period < (self.end or self.begin):
-            raise ValueError("period: must not end before `begin` and `end`")
-        return self
-
-
 class AutoConfig(Section):
     """The rules by which mode auto changes."""
 
@@ -129,9 +98,6 @@ class NodesConfig(Section):
         (), description="Mode changes during the run: each entry has the first global batch, `at`, and the `mode`."
     )
     mode_options: ModesConfig = ModesConfig()
-    load: tuple[LoadConfig, ...] = Field(
-        (), description="Trainers to slow down, for tests and measurements. The summary records them."
-    )
     dense: DenseConfig = DenseConfig()
 
     def mode_at(self, batch: int) -> ModeName | Literal["auto"]:

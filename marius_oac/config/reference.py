@@ -49,7 +49,6 @@ TOPICS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("Rows and modes over nodes", TASKS,
      ("nodes.packing", "nodes.parts", "nodes.mode", "nodes.mode_options.*", "nodes.switch*", "nodes.auto.*")),
     ("Dense parameters over nodes", TASKS, ("nodes.dense.*",)),
-    ("Emulated slow trainers", TASKS, ("nodes.load*",)),
 )  # fmt: skip
 """Of each topic: its title, the tasks that share its keys, and patterns of the keys."""
 

@@ -144,13 +144,6 @@ class ComputeConfig(Section):
     )
 
 
-class LinkConfig(Section):
-    """A simulated link between host and device."""
-
-    bandwidth: PositiveFloat = Field(description="Bandwidth in each direction, in GB/s.")
-    latency: NonNegativeFloat = Field(0.0, description="Latency of each transfer, in microseconds.")
-
-
 class WorkersConfig(Section):
     """The number of threads of each stage; `auto`: by measurement, 1 to `MOST_WORKERS`."""
 
@@ -195,9 +188,6 @@ class PipelineConfig(Section):
     )
     workers: Annotated[WorkersConfig, BeforeValidator(_all_auto, json_schema_input_type=Auto | WorkersConfig)] = (
         WorkersConfig()
-    )
-    link: LinkConfig | None = Field(
-        None, description="Emulated link to the device, for measurements on a CPU. Default: none."
     )
 
     @property

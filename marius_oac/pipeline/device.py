@@ -1,7 +1,7 @@
 """Where batches are computed: on the host itself, or on a torch device with pinned staging buffers and streams.
 
 `HostDevice` shares memory with the store's threads: one buffer is staging, resident and cache at once, and upload and
-download move nothing (they may wait for an emulated link). `TorchDevice` copies; on CUDA from pinned memory, with one
+download move nothing. `TorchDevice` copies; on CUDA from pinned memory, with one
 stream each for upload, compute and download, ordered by events (`streams`); on a CPU device with plain copies, which is
 how its logic is tested without a GPU.
 """
@@ -20,7 +20,6 @@ from marius_oac.kernels.cpu.bfloat16 import round_to_bfloat16
 from marius_oac.kernels.gpu import choice
 from marius_oac.models.compute.arranged import arranged
 from marius_oac.pipeline.batch import Batch, Buffers, Pool
-from marius_oac.pipeline.link import Link
 from marius_oac.pipeline.packing import Packing, data_bytes, rows_bytes
 from marius_oac.pipeline.streams import CudaStreams, HostStreams, Streams
 from marius_oac.pipeline.validation import Replace, replace_older, replacing
@@ -114,37 +113,17 @@ class Device(ABC):
 
 
 class HostDevice(Device):
-    """The CPU: nothing is copied. `up` and `down` emulate a link, if given."""
+    """The CPU: nothing is copied."""
 
     replace = staticmethod(replace_older)
 
-    def __init__(
-        self,
-        tables: Sequence[TableSpec],
-        layouts: Sequence[RowLayout],
-        in_flight: int,
-        caching: bool,
-        up: Link | None = None,
-        down: Link | None = None,
-    ):
-        super().__init__(tables, layouts, in_flight, caching)
-        self._up, self._down = up, down
-
     def upload(self, batch: Batch) -> None:
-        """Copies nothing; waits for the emulated link, if there is one."""
+        """Copies nothing: the batch's own data and rows are used."""
         batch.data, present(batch.resident).rows = batch.plan.data, batch.plan.rows
-        if self._up:
-            self._up.transfer(self._num_bytes(batch))
 
     def download(self, batch: Batch) -> Mapping[str, Span]:
-        """Copies nothing; waits for the emulated link, if there is one."""
-        if self._down:
-            self._down.transfer(self._num_bytes(batch))
+        """Copies nothing."""
         return {}
-
-    def _num_bytes(self, batch: Batch) -> int:
-        pairs = zip(batch.plan.rows, self._layouts, strict=True)
-        return sum(len(rows) * (8 + 4 * layout.width) for rows, layout in pairs)
 
     def _make_resident(self) -> Buffers:
         shapes = list(self._shapes())

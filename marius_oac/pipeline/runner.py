@@ -29,7 +29,6 @@ from marius_oac.config.sections import PipelineConfig
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.crews import Crew
 from marius_oac.pipeline.device import Device, HostDevice, TorchDevice
-from marius_oac.pipeline.link import Link
 from marius_oac.pipeline.rows import RowSource
 from marius_oac.pipeline.setting import STAGES, Limits, Setting
 from marius_oac.pipeline.stages import BatchResult, Probe, Stages
@@ -85,8 +84,7 @@ class Pipeline:
         shape = (self.planner.tables, self.source.layouts, self.in_flight, self.source.caching)
         if device.type != "cpu":
             return TorchDevice(device, *shape)
-        link = self.config.link
-        return HostDevice(*shape, *((Link(link, self._stopped), Link(link, self._stopped)) if link else ()))
+        return HostDevice(*shape)
 
     def request_stop(self) -> None:
         """Ends the current `run` after the batches that are already planned. May be called from a signal handler."""

@@ -31,14 +31,13 @@ from marius_oac.storage.placement import Placement
 
 @contextmanager
 def outside(
-    task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], rank: int, nodes: NodesConfig, elastic_worker: bool
+    task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], nodes: NodesConfig, elastic_worker: bool
 ) -> Iterator[tuple[Session, RemoteSource]]:
     """Yields what trains the batches that are dispatched to this process, and the source of its rows.
 
     Args:
         lines: connections to all servers of the run.
         run: what the run says of itself (`ShardedTask`).
-        rank: of this trainer, for its speed monitor.
         nodes: the section of the configuration that holds for this trainer.
         elastic_worker: see `Dispatching`.
     """
@@ -59,7 +58,7 @@ def outside(
         task, group, weights, lambda servers: AllReduce(group), connect, crowd,
         Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights))),
         detached=True,
-        speed_monitor=SpeedMonitor(nodes, rank, run["trainers"], task.config.training.batch_size),
+        speed_monitor=SpeedMonitor(nodes, run["trainers"], task.config.training.batch_size),
     )  # fmt: skip
     with Session(trainer) as session:
         cast(ShardedSegments, session.parts.segments).start("gba", elastic_worker)

@@ -156,7 +156,7 @@ class _ElasticWorker:
         """Trains until the user stops. Raises NodeLost when the run ends."""
         task = self._task(run)
         with (
-            outside(task, lines, run, rank, NodesConfig(), True) as (session, _),
+            outside(task, lines, run, NodesConfig(), True) as (session, _),
             stop_on_interrupt(session.pipeline.request_stop),
         ):
             session.report_to(lambda result: self._trained())

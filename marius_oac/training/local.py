@@ -14,7 +14,7 @@ from marius_oac.config.base import BaseConfig
 from marius_oac.config.idle import idle_settings
 from marius_oac.config.task import TaskConfig, kernel_groups
 from marius_oac.data.logs.run_log import RunLog
-from marius_oac.errors import ConfigError, InputError, Interrupted
+from marius_oac.errors import InputError, Interrupted
 from marius_oac.evaluation.metrics import metric_text
 from marius_oac.kernels import ahead
 from marius_oac.models.compute.user_code import named_code
@@ -196,8 +196,6 @@ def with_data(config: TaskConfig, data: Sequence[str]) -> TaskConfig:
 def check_task(task: Task, path: Path) -> None:
     """Raises InputError if a run can't start; prints the task's notes and the memory plan."""
     device = pick_device(task.config.device)
-    if task.config.pipeline.link and device.type != "cpu":
-        raise ConfigError(f"emulates a link for a CPU; this run computes on {device}", "pipeline.link")
     check_precision(task.config, device)
     task.check()
     for note in task.notes:

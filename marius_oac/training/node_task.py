@@ -26,7 +26,6 @@ from marius_oac.nodes.shards.packing import pack
 from marius_oac.runs.sharded.checkpoint import NODES
 from marius_oac.runs.sharded.place import name_of
 from marius_oac.runs.sharded.placement import agreed_packing
-from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
 from marius_oac.training import local
@@ -113,8 +112,7 @@ def node_task(
     alpha = dense.alpha if dense.kind == "easgd" else None
     tell = whole.gather if whole else lambda run: None
     connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd, config.nodes.parts)
-    speed_monitor = SpeedMonitor(config.nodes, sum(trains[: place.rank]), crowd.trainers, config.training.batch_size)
-    return ShardedTask(task, group, weights, make_dense, connections, crowd, speed_monitor=speed_monitor)
+    return ShardedTask(task, group, weights, make_dense, connections, crowd)
 
 
 def part_of(run: Path, task: ShardedTask, place: Place) -> Path:

@@ -59,7 +59,7 @@ class Rowless:
         with ExitStack() as stack:
             clients = (ZmqClient(address, name, self._rank, *about) for name, address in run["servers"])
             lines = [stack.enter_context(closing(each)) for each in clients]
-            session, source = stack.enter_context(outside(task, lines, run, place.rank, task.config.nodes, False))
+            session, source = stack.enter_context(outside(task, lines, run, task.config.nodes, False))
             self._group.close()
             tell_agent(SPARE)
             stops = stack.enter_context(stop_on_interrupt(session.pipeline.request_stop))

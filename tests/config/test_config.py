@@ -130,7 +130,6 @@ def test_five_lines_are_enough(tmp_path):
         (["training.early_stopping={}"], "--set training.early_stopping.patience: this key is required"),
         (["training.early_stopping.patience=2", "evaluation.every=0"],
          "--set training.early_stopping: needs evaluation.every >= 1"),
-        (["pipeline.link.latency=1"], "--set pipeline.link.bandwidth: this key is required"),
         (["pipeline.mode=async", "pipeline.order=order.npy"],
          "--set pipeline.order: mode 'async' always computes in order of arrival; leave `order` out"),
         (["training={epochs: 0}"], "--set training.epochs: must be greater than 0, not 0"),
@@ -246,10 +245,9 @@ def test_an_override_does_not_hide_what_is_wrong_in_the_file(tmp_path):
 
 
 def test_the_last_override_of_a_key_counts_and_a_section_may_be_switched_on_and_off():
-    config = Config.build(MINIMAL, ["seed=1", "seed=2", "pipeline.link.bandwidth=1e-3"])
-    assert (config.seed, config.pipeline.link.bandwidth) == (2, 0.001)
-    assert config.replace("pipeline.link=").pipeline.link is None
-    assert config.replace("pipeline.link.latency=5").pipeline.link.bandwidth == 0.001
+    config = Config.build(MINIMAL, ["seed=1", "seed=2", "training.early_stopping.patience=3"])
+    assert (config.seed, config.training.early_stopping.patience) == (2, 3)
+    assert config.replace("training.early_stopping=").training.early_stopping is None
 
 
 path_of = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)

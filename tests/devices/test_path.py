@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.errors import ConfigError
 from marius_oac.kernels.gpu import choice
 from marius_oac.models.compute import user_code as own_code
 from marius_oac.pipeline.runner import Pipeline
@@ -212,13 +211,6 @@ def test_buffers_are_what_the_memory_plan_says(monkeypatch, graph, tmp_path, tas
     plan = task.plan_memory(tmp_path)
     (planned,) = [need.num_bytes for need in plan.needs if (need.place, need.what) == ("device", "batches")]
     assert 3 < pool.made <= 6 and planned >= 6 * buffer
-
-
-def test_an_emulated_link_is_for_a_cpu(monkeypatch, graph, tmp_path):
-    monkeypatch.setattr(training, "pick_device", lambda name: torch.device("cuda:0"))
-    with pytest.raises(ConfigError, match="pipeline.link: emulates a link for a CPU; this run computes on cuda:0"):
-        training.train(tiny_config(graph, "pipeline.link.bandwidth=1"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,13 @@ def test_a_connection_that_can_not_be_closed_leaves_no_thread(monkeypatch, faili
     guard.join()
     for server in servers:
         server.close()
+
+
+def test_who_can_not_go_on_is_stopped():
+    aborted = []
+    for end in (lambda source: source.fail(OSError()), lambda source: source.abort()):
+        source = RemoteSource([], [ValueFormat(4)], True, 4, lambda *_: None, lambda: aborted.append(True))
+        assert not source.stopped.is_set()
+        end(source)
+        assert source.stopped.is_set()
+    assert aborted == [True]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.slow_link import SlowLink
 from marius_oac.pipeline.setting import STAGES as SIZED
 from marius_oac.pipeline.setting import Limits, Setting
 from tests.pipeline.test_runner import copying, jitter
@@ -130,8 +131,7 @@ def test_threads_are_woken_and_parked_at_every_stage():
 
 def test_a_tuner_measures_a_real_run_and_changes_its_numbers(synchronous):
     """A link of 3 ms each way, one batch in flight to begin with: more would be faster, and is tried."""
-    link = {"bandwidth": 1.0, "latency": 3000.0}
     random.seed(0)
-    *tables, _, pipeline = run_toy(ToyPlanner(batches=120), mode="oac", link=link, start=Setting(1))
+    *tables, _, pipeline = run_toy(ToyPlanner(batches=120), mode="oac", probe=SlowLink(0.0, 0.003), start=Setting(1))
     assert tuple(tables) == run_toy(ToyPlanner(batches=120), mode="sync")[:2]
     assert pipeline.tuner.kept.window > 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac.config.sections import LinkConfig, WorkersConfig
+from marius_oac.config.sections import WorkersConfig
 from marius_oac.errors import DivergedError
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.runner import Pipeline
@@ -219,15 +219,6 @@ def test_of_two_diverged_batches_that_are_downloaded_the_first_is_named():
 
     with pytest.raises(DivergedError, match="nan .* at batch 30"):
         run_toy(mode="oac", in_flight=4, workers=workers(3), step=Diverging(), device=remember, probe=probe)
-
-
-def test_an_emulated_link_changes_no_bits_and_is_waited_for(synchronous):
-    dtype, expected = synchronous
-    link = LinkConfig(bandwidth=0.001, latency=100)
-    *tables, _, pipeline = run_toy(mode="oac", in_flight=4, link=link, dtype=dtype)
-    assert tuple(tables) == expected
-    seconds = pipeline.telemetry.total()
-    assert seconds["upload"] >= 60 * (18 * 28 / 1e6)
 
 
 def test_loss_and_examples_reach_the_caller():

@@ -38,12 +38,11 @@ ABOUT = "run.json"
 
 MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
               "metrics", "trackers", "stall_after", "pipeline.in_flight", "pipeline.most_in_flight", "pipeline.workers",
-              "pipeline.link",
               "data.path", "data.train", "compute.products",
               "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive",
               "training.progressive_by", "keys.capacity", "keys.names",
               "storage.memory", "storage.path", "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing",
-              "nodes.load", "nodes.mode", "nodes.switch", "nodes.mode_options", "nodes.auto",
+              "nodes.mode", "nodes.switch", "nodes.mode_options", "nodes.auto",
               "nodes.dense")  # fmt: skip
 """Keys, and sections, that a run may go on with other values of. What lies in the files that some of them name has
 fingerprints of its own; of `nodes.dense` see `config.dense.check_change`."""

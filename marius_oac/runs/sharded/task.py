@@ -115,7 +115,7 @@ class ShardedTask(Task):
         self.peers: ClusterPeers = ClusterPeers(group, detached or self.crowd.trains[group.rank], bool(carries))
         self.packed, self._detached = packed or Packed(even(self.carried, num_shards(task.tables()))), detached
         self.speed_monitor = speed_monitor or SpeedMonitor(
-            task.config.nodes, group.rank, self.trainers, task.config.training.batch_size
+            task.config.nodes, self.trainers, task.config.training.batch_size
         )
         self._built: _Built | None = None
 
@@ -184,7 +184,6 @@ class ShardedTask(Task):
         """Raises InputError if the task, or this cluster, can't be trained so."""
         self.task.check()
         check_config(self.config, self.trainers)
-        self.speed_monitor.check()
 
     def check_data_from(self, batch_index: int) -> None:
         """See `Task.check_data_from`."""
@@ -233,7 +232,7 @@ class ShardedTask(Task):
         if parts is not None and self.peers.trains:
             tree = cast(TreeReduce, dense)
             whole = PartedStep(whole, tree.begin_batch, RunningStatistics(update.norms, tree.of_all_parts))
-        step = self.speed_monitor.watch(whole, dense.waited, source.stopped, self.peers)
+        step = self.speed_monitor.watch(whole, dense.waited)
         planner = with_share(rows.planner(stack), self.share)
         lockstep = self._reading_together(stack, planner, source, binding)
         routed = RoutedPlanner(lockstep, rows.routed) if parts is None else self._part_planner(lockstep, parts)
@@ -332,7 +331,7 @@ class ShardedTask(Task):
             sums |= {name: sums.get(name, 0) + count for name, count in each.items()}
         dense = self.packed.summary() | {f"dense.{name}": value for name, value in self.dense.metrics().items()}
         dispatched = dispatch_metrics(self.peers.gather(dict(source.counts())))
-        return {**self.task.summary(), **dense, **sums, **dispatched, **self.speed_monitor.summary(self.peers)}
+        return {**self.task.summary(), **dense, **sums, **dispatched}
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """The placement, the state of the dense synchronisation, and that of the rows."""
