@@ -18,7 +18,6 @@ from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest
-from marius_oac.storage.placement import NUM_SHARDS
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded import placement as node_packing
