@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.clicks import speed, step
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.graphs import step_speed
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, take_turns
-from marius_oac.data.generate.log import LogSpec, write_day
 
 PRECISIONS = ("float32", "bfloat16")
 ROWS, KEYS = 400_000, 1_000_000  # of a generated log

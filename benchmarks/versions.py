@@ -47,7 +47,7 @@ CONFIGS = {
 def write_log(folder: Path) -> dict:
     """A generated click log, and its columns as a configuration names them."""
     words = ["--out", str(folder), "--days", "1", "--rows", "150000", "--keys", "200000"]
-    subprocess.run([sys.executable, "-m", "marius_oac.data.generate.log", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.generate.log", *words], check=True, capture_output=True)
     text = subprocess.run(
         [sys.executable, "-m", "marius_oac", "init", str(next(folder.glob("*.parquet")))],
         check=True, capture_output=True, text=True,

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.generate.log import LogSpec, write_day
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.log import LogSpec, write_day
 
 USERS, ITEMS, TAGS = 40, 30, 12
 HISTORY = {"name": "history", "vocabulary": "item", "max_values": 4}

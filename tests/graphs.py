@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare

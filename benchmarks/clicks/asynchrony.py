@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import plots
+from benchmarks.generate.log import LogSpec, true_probabilities, write_day
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.log import LogSpec, true_probabilities, write_day
 from marius_oac.evaluation.binary_metrics import ClickMetrics
 from marius_oac.training.local import train
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from benchmarks import plots
 from benchmarks.clicks.asynchrony import best_auc
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.training.local import resume, train
 

@@ -28,10 +28,10 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.clicks.step import BATCH, DIMENSION, SETTINGS, PlainNetwork
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, take_turns
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.logs.batches import LogPlanner, LogSchedule, LogSegment
 from marius_oac.data.logs.files import scan_files
 from marius_oac.models.ctr.network import Network, make_network

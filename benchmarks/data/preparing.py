@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.data.prepare.text import read_pieces
 

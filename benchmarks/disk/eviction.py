@@ -26,11 +26,11 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from benchmarks.generate.graph import GeneratedGraph
+from benchmarks.generate.log import LogSpec, day_batches
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import EdgePlanner
-from marius_oac.data.generate.graph import GeneratedGraph
-from marius_oac.data.generate.log import LogSpec, day_batches
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.disk.directory import Directory
 from marius_oac.storage.disk.layout import BLOCK_BYTES

@@ -35,8 +35,8 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.runs.compare import compare
 from marius_oac.runs.folder.folder import RunFolder
 

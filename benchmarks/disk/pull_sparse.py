@@ -36,10 +36,10 @@ from pydantic import ByteSize, TypeAdapter
 from benchmarks import plots
 from benchmarks.clicks.step import SETTINGS
 from benchmarks.disk.eviction import SKEW, key_batches
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, Times, take_turns
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.runs.session import Session
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.disk.layout import BLOCK_BYTES

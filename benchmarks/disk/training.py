@@ -23,11 +23,11 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, take_turns
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare

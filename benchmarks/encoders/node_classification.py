@@ -40,11 +40,11 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate.nodes import write_features, write_labels
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, Times, take_turns
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
-from marius_oac.data.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import Labels, read_labels
 from marius_oac.data.prepare.edge_file import ReadOptions

@@ -42,8 +42,8 @@ import psutil
 import yaml
 
 from benchmarks.endings.nodes import SSH, name_of
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from tests.ports import free_ports
 

@@ -27,9 +27,9 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 PATIENCE = 180.0  # seconds until a process that has not done what it should is given up

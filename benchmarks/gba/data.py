@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from marius_oac.data.generate.log import LogSpec, day_batches
+from benchmarks.generate.log import LogSpec, day_batches
 
 FRAPPE = ("user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city")
 

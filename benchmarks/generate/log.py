@@ -1,7 +1,7 @@
 """Generated click logs of any size: seeded, skewed, drifting, with structure that a model can learn and a known best
 AUC.
 
-    python -m marius_oac.data.generate.log --out logs --days 10 --rows 1000000 --keys 100000000
+    python -m benchmarks.generate.log --out logs --days 10 --rows 1000000 --keys 100000000
 
 The columns are those of Criteo's logs: `label`, numbers n0, n1 ..., and 64-bit integer keys c0, c1 ... from
 vocabularies whose sizes fall geometrically. Keys are drawn from a bounded Zipf distribution. Every key has four latent
@@ -31,16 +31,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.generate import log_kernels as kernels
 from marius_oac.data.logs.columns import Bag, LogBlock
 from marius_oac.errors import InputError
-from marius_oac.kernels.cpu import generated_logs as kernels
 from marius_oac.kernels.cpu.random import stream_key, wrapping
 from marius_oac.runtime.command import Parser, run_command
 from marius_oac.runtime.files.atomic import disk_errors, unfinished_here
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
 
-_PROGRAM = "python -m marius_oac.data.generate.log"
+_PROGRAM = "python -m benchmarks.generate.log"
 BLOCK_ROWS = 1 << 16  # examples of a block, and of a row group
 MAX_DAY = 1 << 20
 TAGS, MOST_TAGS = 1000, 5

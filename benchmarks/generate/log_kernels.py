@@ -1,4 +1,4 @@
-"""The loops of the generated click logs; `data.generate.log` defines the distribution that they draw from.
+"""The loops of the generated click logs; `log` defines the distribution that they draw from.
 
 There are no tables: keys, their effects and the values of examples are hashes. The factors are triangle waves of an
 angle, which need no sine and have the same bits on every machine.

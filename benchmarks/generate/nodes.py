@@ -4,7 +4,7 @@ A node's label is the number of its cluster. In a graph without relations the cl
 `noise` of the edges leaves them. A node's features are a point on the unit sphere, drawn per cluster, plus Gaussian
 noise in each direction. One node's features predict its label poorly; the mean over its neighbours predicts it better.
 
-    python -m marius_oac.data.generate.nodes --out data/communities --nodes 200000 --edges 2000000 --communities 24
+    python -m benchmarks.generate.nodes --out data/communities --nodes 200000 --edges 2000000 --communities 24
 
 makes a graph with both. Files name the nodes as the prepared graph does. A node's label and features depend only on the
 seed and its number in the generated graph.
@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from marius_oac.data.folders import new_folder
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
@@ -33,7 +32,7 @@ from marius_oac.errors import InputError
 from marius_oac.runtime.command import Parser, run_command
 from marius_oac.runtime.console import logger
 
-_PROGRAM = "python -m marius_oac.data.generate.nodes"
+_PROGRAM = "python -m benchmarks.generate.nodes"
 CHUNK_NODES = 1 << 14
 """Nodes whose random numbers are drawn together. The draw for a seed depends on it, so it is not an option."""
 _BATCH_NODES = 1 << 16

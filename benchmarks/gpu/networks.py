@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clicks.step import BATCH, SETTINGS, OurStep, Race, Torch
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.gpu.graphs import generated_graph
 from benchmarks.gpu.measured import measured_task
 from benchmarks.gpu.part import Part, Table
@@ -15,7 +16,6 @@ from benchmarks.gpu.place import Place
 from benchmarks.turns import Contestant
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.graphs import workers

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.gpu.graphs import generated_graph, skewed_edges
 from benchmarks.gpu.part import Part, Table
 from benchmarks.gpu.place import Place
 from benchmarks.graphs.evaluation import bare_products, plain_known, plain_ranks
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.link_prediction import ModelConfig
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import evaluate

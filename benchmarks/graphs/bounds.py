@@ -14,9 +14,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.pipeline import runner

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 

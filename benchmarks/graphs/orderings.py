@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
+from benchmarks.generate.graph import GeneratedGraph
 from benchmarks.graphs.runs import benchmark_graph, complex_config
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.buckets import BucketPlanner, BucketSchedule
 from marius_oac.data.batches.edges import EdgePlanner, GraphPlanner
 from marius_oac.data.batches.orderings import epoch_io
-from marius_oac.data.generate.graph import GeneratedGraph
 from marius_oac.data.graphs.buckets import count_buckets, open_buckets
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.tasks.graph import entity_layout

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.pipeline.stages import Probe

@@ -32,9 +32,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, Times, take_turns
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.neighbors.neighbors import open_neighbors
 from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.kernels.cpu.jit import compiled

@@ -27,13 +27,13 @@ from pathlib import Path
 
 from benchmarks.clicks import speed as clicks
 from benchmarks.clicks.step import BATCH
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.graphs import step_speed as graphs
 from benchmarks.graphs.runs import TimedSession, benchmark_graph, complex_config, compute_seconds
 from benchmarks.machine import machine
 from benchmarks.slow_link import SlowLink
 from benchmarks.turns import Times, take_turns
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.pipeline.setting import STAGES, Setting
 from marius_oac.pipeline.tuner import Tuner
 

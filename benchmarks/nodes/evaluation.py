@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.generate.log import LogSpec, write_day
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.evaluation.evaluator import Evaluator
 from marius_oac.evaluation.inference import _LayerPass

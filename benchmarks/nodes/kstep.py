@@ -25,12 +25,12 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from benchmarks.nodes.cluster import INTERFACE, Cluster, Host, why_not
 from benchmarks.nodes.trainers import Runs, Trained, spread
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.dense import DenseConfig
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.groups.torch_group import TorchGroup
 

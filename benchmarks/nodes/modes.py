@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.runs.folder.folder import RunFolder
 
 MODES = ("sync", "gba", "async", "bsp", "hop-bs", "hop-bw")

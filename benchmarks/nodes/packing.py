@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.generate.log import LogSpec, day_batches
 from benchmarks.machine import machine
-from marius_oac.data.generate.log import LogSpec, day_batches
 from marius_oac.nodes.shards.packing import loads, pack
 from marius_oac.storage.placement import Placement, route_keys, shard_of_keys, unique_keys
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.graphs.graph import open_graph
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest, pack

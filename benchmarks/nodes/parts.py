@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from marius_oac.data.generate.log import LogSpec, write_day
+from benchmarks.generate.log import LogSpec, write_day
 from marius_oac.runs.folder.folder import RunFolder
 
 BATCH, BATCHES = 2048, 120

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from marius_oac.config.task import build_config
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.sharded.peers import ClusterPeers

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 PROGRAM = [sys.executable, "-m", "marius_oac"]

@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from benchmarks.nodes.trainers import Runs, Trained, spread
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.data.generate.log import LogSpec, write_day
 
 KINDS = ("easgd", "ma", "bmuf")
 GAPS = (5, 30)

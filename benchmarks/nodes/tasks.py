@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate.log import LogSpec, write_day
+from benchmarks.generate.nodes import write_features, write_labels
 from benchmarks.machine import machine
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
-from marius_oac.data.generate.log import LogSpec, write_day
-from marius_oac.data.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare

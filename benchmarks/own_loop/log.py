@@ -30,9 +30,9 @@ from torch import nn
 import marius_oac.torch as mt
 from benchmarks.clicks.speed import Race, Torch
 from benchmarks.clicks.step import BATCH, DIMENSION, SETTINGS
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, take_turns
-from marius_oac.data.generate.log import LogSpec, write_day
 
 ROW_BYTES = 2 * DIMENSION * 4
 """Of a value and Adagrad's sums."""

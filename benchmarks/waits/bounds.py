@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from benchmarks.slow_link import SlowLink
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.task import TaskConfig
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.runs.report.history import read_history
 from marius_oac.training.local import train
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.waits import checkpoints
 from benchmarks.waits.measured import Wait
 from marius_oac.config.task import build_config
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.tasks.trained import Question
 from marius_oac.training.local import train

@@ -13,10 +13,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.waits import checkpoints
 from benchmarks.waits.measured import Wait, files_in, read_files, size_of, write_bytes
 from marius_oac.config.task import build_config
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runtime.files.atomic import sync

@@ -81,7 +81,7 @@ def _commands(nodes: int, examples: int) -> Iterator[tuple[str, Words]]:
     yield "verify (again)", ["verify", run]
     yield "report (again)", ["report", run, "--out", "again.html"]
     words = ["--out", "log", "--days", "1", "--rows", str(examples), "--keys", str(examples)]
-    subprocess.run([sys.executable, "-m", "marius_oac.data.generate.log", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.generate.log", *words], check=True, capture_output=True)
     log = str(next(Path("log").glob("*.parquet")))
     yield "init a log (again)", ["init", log]
     text = subprocess.run([sys.executable, "-m", "marius_oac", "init", log], check=True, capture_output=True).stdout

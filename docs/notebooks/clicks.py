@@ -1,40 +1,44 @@
 # %% [markdown]
 # # A click log: probabilities, and whether they are right
-# A generated log of three days: 8 columns of keys, 4 of numbers, and a label.
+# A log of three days whose clicks follow hidden factors of users and items, and a number.
 
 # %%
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 import marius_oac
 from marius_oac.cli.commands import main
 
-command = "-m marius_oac.data.generate.log --out logs --days 3 --rows 20000 --keys 5000 --categorical 8 --numeric 4"
-subprocess.run([sys.executable, *command.split()], check=True)
-log = pq.read_table("logs/day_00.parquet")
-log.slice(0, 3).select(log.column_names[:6]).to_pydict()
+draw = np.random.default_rng(0)
+users, items = draw.normal(size=(2, 200, 3))
+for day in range(3):
+    user, item = draw.integers(200, size=(2, 20_000))
+    price = draw.normal(size=20_000)
+    logits = 2 * (users[user] * items[item]).sum(1) - price
+    click = draw.random(20_000) < 1 / (1 + np.exp(-logits))
+    log = pa.table({"user": user, "item": item, "price": price, "click": click})
+    pq.write_table(log, f"day_{day}.parquet")
+log.slice(0, 3).to_pydict()
 
 # %% [markdown]
 # ## Train on the first day, validate on the second, test on the third
 
 # %%
-names = log.column_names
 config = marius_oac.Config.build(
     {
         "task": "ctr",
         "data": {
-            "train": ["logs/day_00.parquet"],
-            "valid": ["logs/day_01.parquet"],
-            "test": ["logs/day_02.parquet"],
-            "label": "label",
-            "numeric": [name for name in names if name.startswith("n")],
-            "categorical": [name for name in names if name.startswith("c")],
+            "train": ["day_0.parquet"],
+            "valid": ["day_1.parquet"],
+            "test": ["day_2.parquet"],
+            "label": "click",
+            "numeric": ["price"],
+            "categorical": ["user", "item"],
         },
         "model": {"network": "deepfm", "dimension": 8},
         "training": {"epochs": 3, "batch_size": 512},
@@ -58,10 +62,10 @@ figure.tight_layout()
 # should be on the line.
 
 # %%
-exit_code = main(["predict", "runs/clicks", "--data", "logs/day_02.parquet", "--out", "scores.parquet"])
+exit_code = main(["predict", "runs/clicks", "--data", "day_2.parquet", "--out", "scores.parquet"])
 scores = pq.read_table("scores.parquet")
 told = scores.column(scores.column_names[-1]).to_numpy()
-clicked = pq.read_table("logs/day_02.parquet").column("label").to_numpy()
+clicked = log.column("click").to_numpy()
 parts = np.array_split(np.argsort(told), 15)
 figure, axis = plt.subplots(figsize=(4, 4))
 axis.plot([0, 1], [0, 1], linestyle="--", color="grey")

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from benchmarks.generate import log as log_generate
+from benchmarks.generate import nodes as generate_nodes
 from marius_oac.cli import commands as cli
-from marius_oac.data.generate import log as log_generate
-from marius_oac.data.generate import nodes as generate_nodes
 from marius_oac.training import local as training
 from tests.click_logs import ctr_config, small_log
 from tests.moments import Moments

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from benchmarks.generate import log, nodes
 from marius_oac.cli.commands import _parser
-from marius_oac.data.generate import log, nodes
 
 COMMANDS = _parser()._subparsers._group_actions[0].choices
 OTHER_WORDS = {
@@ -32,7 +32,7 @@ def test_of_a_module_that_is_run(tmp_path, monkeypatch, capsys, module, words):
     (tmp_path / "bad.yaml").write_text("")
     assert module.main(words) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"python -m {module.__name__}: ") and line.count("marius") == 1
+    assert line.startswith(f"python -m {module.__name__}: ") and line.count(module.__name__) == 1
 
 
 @pytest.mark.parametrize(("package", "words"), [

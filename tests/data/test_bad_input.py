@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data.generate.graph import GeneratedGraph
+from benchmarks.generate.graph import GeneratedGraph
 from marius_oac.data.prepare import prepare as prepare_module
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare

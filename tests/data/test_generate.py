@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from marius_oac.data.generate import graph as generate
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate import graph as generate
+from benchmarks.generate.graph import GeneratedGraph, write_graph
 from marius_oac.errors import InputError
 
 SPEC = GeneratedGraph(num_nodes=1000, num_edges=20_000, num_relations=8, seed=4)

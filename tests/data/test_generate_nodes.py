@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from marius_oac.data.generate import nodes as generate_nodes
-from marius_oac.data.generate.graph import GeneratedGraph, _Law, write_graph
-from marius_oac.data.generate.nodes import write_features, write_labels
+from benchmarks.generate import nodes as generate_nodes
+from benchmarks.generate.graph import GeneratedGraph, _Law, write_graph
+from benchmarks.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.features import open_features
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import read_labels

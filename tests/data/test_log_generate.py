@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.generate import log as log_generate
+from benchmarks.generate.log import LogSpec, day_batches, main, true_probabilities, write_day
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate import log as log_generate
-from marius_oac.data.generate.log import LogSpec, day_batches, main, true_probabilities, write_day
 from marius_oac.data.logs.columns import LogBlock
 from marius_oac.data.logs.files import BlockReader, scan_files
 from marius_oac.errors import InputError
@@ -269,7 +269,7 @@ def test_the_command_writes_a_file_a_day_and_more_days_later(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
     assert main(["--out", str(tmp_path / "b"), "--days", "4", *ARGUMENTS]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"python -m marius_oac.data.generate.log: {tmp_path / 'b' / 'day_02.parquet'}: exists already"
+        f"python -m benchmarks.generate.log: {tmp_path / 'b' / 'day_02.parquet'}: exists already"
     ]
     assert sorted(os.listdir(tmp_path / "b")) == ["day_02.parquet", "x"]  # nothing was begun
 
@@ -289,7 +289,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, caps
 
 
 def test_help_says_what_the_options_are():
-    command = [sys.executable, "-m", "marius_oac.data.generate.log", "--help"]
+    command = [sys.executable, "-m", "benchmarks.generate.log", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and not done.stderr
     for field in dataclasses.fields(LogSpec):

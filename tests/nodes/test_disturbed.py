@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marius_oac.data.generate.log import LogSpec, write_day
+from benchmarks.generate.log import LogSpec, write_day
 from marius_oac.runs.checkpoints.retention import read_saved
 from marius_oac.runs.folder.folder import RunFolder
 from tests.graphs import tiny_config, workers

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from benchmarks.generate.log import LogSpec, write_day
 from marius_oac import __version__
 from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.modes import NodesConfig
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.connections import Connections

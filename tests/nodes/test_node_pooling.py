@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.generate.log import HISTORY, LogSpec, write_day
 from marius_oac.cli import commands as cli
-from marius_oac.data.generate.log import HISTORY, LogSpec, write_day
 from marius_oac.runs.folder.folder import RunFolder
 from tests.nodes.test_node_training import SMOOTH, digests, furthest, run
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate.nodes import write_features, write_labels
 from benchmarks.nodes.trainers import train_together
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, with_share
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
-from marius_oac.data.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare

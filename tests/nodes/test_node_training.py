@@ -15,8 +15,8 @@ import psutil
 import pytest
 import yaml
 
+from benchmarks.generate.log import LogSpec, write_day
 from marius_oac.cli import commands as cli
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.verification import verify
 from tests.run_folders import contents, flip_a_byte, says, slow

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.generate.log import LogSpec, write_day
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.launch.agent import LocalProcesses, _spared
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard

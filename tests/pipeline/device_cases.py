@@ -19,10 +19,10 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate.nodes import write_labels
 from marius_oac.batches import ClickBatch, Jagged, TableIndices
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
-from marius_oac.data.generate.nodes import write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare

@@ -7,8 +7,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from benchmarks.generate.log import LogSpec, write_day
 from marius_oac import resume, train
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.graphs.derived import DerivedArray, open_derived
 from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.retention import START, Checkpoints

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import marius_oac
+from benchmarks.generate.log import LogSpec, write_day
 from marius_oac import Config, TrainedClickModel, open_run, resume, train
-from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.errors import CheckpointError, InputError, Interrupted
 from marius_oac.evaluation.binary_metrics import ClickMetrics
 from marius_oac.evaluation.progressive import merged

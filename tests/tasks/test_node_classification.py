@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.generate.graph import GeneratedGraph, write_graph
+from benchmarks.generate.nodes import write_features, write_labels
 from marius_oac import open_run, resume, train
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.generate.graph import GeneratedGraph, write_graph
-from marius_oac.data.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
