@@ -3,7 +3,7 @@
 Numba reads `.numba_config.yaml` there, when it is imported and whenever it compiles. That file may say where machine
 code is kept, and what is kept there is unpickled. Matplotlib reads `matplotlibrc`, which may have LaTeX run. Each
 library is given the name of an empty file instead, as its code is loaded; Numba's settings of the environment
-(NUMBA_...) hold as before.
+(NUMBA_...) still hold.
 
 The package does this for Numba before anything else (`marius_oac/__init__.py`), and a command for Matplotlib, too,
 which in other programs belongs to its user. Nothing is imported here that Python's `-m` has not loaded already:
