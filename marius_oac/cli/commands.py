@@ -175,12 +175,6 @@ def _attach(args: argparse.Namespace) -> None:
     report(f"trained {attach(ClusterConfig.load(args.nodes), args.set, trust=args.trust):,} batches")
 
 
-def _scale(args: argparse.Namespace) -> None:
-    from marius_oac.runs.sharded.scaling import scale
-
-    answer(scale(args.run, args.trainers))
-
-
 def _eval(args: argparse.Namespace) -> None:
     with imports():
         from marius_oac.runs.memory.plan import keep_freed_memory
@@ -283,9 +277,6 @@ def _parser() -> Parser:
     attaching = command("attach", _attach, "Attach to a run on several nodes as a worker. Ctrl-C detaches.")
     attaching.add_argument("nodes", type=Path, help="nodes.yaml of the run, with `elastic_workers` set")
     _add_set(attaching)
-    scaling = command("scale", _scale, "Change the number of trainers of a run with nodes.parts as it trains.")
-    scaling.add_argument("run", type=Path, help="run folder; the run must be training on this machine (--local-nodes)")
-    scaling.add_argument("trainers", type=int, metavar="N", help="new number of trainers, from 1 to nodes.parts")
     evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; accuracy; AUC, log loss.")
     evaluating.add_argument("run", type=Path, help="run folder")
     _add_data(evaluating, "click log: files to evaluate instead of a split")

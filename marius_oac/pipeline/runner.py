@@ -76,7 +76,6 @@ class Pipeline:
         self.in_flight, first = self.limits.most.window, start or self.limits.start()
         self.tuner = Tuner(self.limits, first, len(os.sched_getaffinity(0)), telemetry) if self.limits.adapt else None
         self._stopped, self._stop_requested = threading.Event(), threading.Event()
-        self._pause_requested = threading.Event()
         self._channels: Sequence[Channel[Batch]] = ()
         self.device = self._make_device(device)
 
@@ -89,10 +88,6 @@ class Pipeline:
     def request_stop(self) -> None:
         """Ends the current `run` after the batches that are already planned. May be called from a signal handler."""
         self._stop_requested.set()
-
-    def request_pause(self) -> None:
-        """Ends the current `run`, or the next one, as `request_stop` does, and no later one."""
-        self._pause_requested.set()
 
     def channel_fill(self) -> dict[str, int]:
         """The number of batches that wait in each channel."""
@@ -112,16 +107,11 @@ class Pipeline:
         """Whether `request_stop` has been called."""
         return self._stop_requested.is_set()
 
-    @property
-    def ends_early(self) -> bool:
-        """Whether the current `run` is to end before its last batch."""
-        return self._stop_requested.is_set() or self._pause_requested.is_set()
-
     def run(self, first: int, last: int) -> int:
         """Runs the batches numbered [first, last); all before `first` must be in the stores.
 
         Returns:
-            The number of the next batch to run: `last`, or less after `request_stop` or `request_pause`.
+            The number of the next batch to run: `last`, or less after `request_stop`.
 
         Raises:
             DivergedError: a loss or rows are NaN, infinite or too large; the batch was not written.
@@ -129,10 +119,7 @@ class Pipeline:
         """
         run = _Run(self, first, last)
         self._channels, self._rows = run.channels, run.rows
-        try:
-            return run.run()
-        finally:
-            self._pause_requested.clear()
+        return run.run()
 
 
 class _Run(Stages):

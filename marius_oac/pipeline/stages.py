@@ -40,7 +40,7 @@ class Staged(Protocol):
     probe: Probe | None
 
     @property
-    def ends_early(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether the run should end."""
 
 
@@ -71,7 +71,7 @@ class Stages:
         self.pipeline, self.first = pipeline, first
         self.next_timestamp = first
         self.ledger = Ledger(first, window)
-        self.rows = pipeline.source.begin(first, last, pipeline.device, lambda: pipeline.ends_early)
+        self.rows = pipeline.source.begin(first, last, pipeline.device, lambda: pipeline.stop_requested)
 
     def plan(self, batch_index: int) -> Batch:
         """A batch with its plan."""

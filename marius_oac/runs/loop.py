@@ -11,7 +11,7 @@ once; of processes that evaluate together the one that hears it tells the others
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial, reduce
@@ -30,8 +30,6 @@ from marius_oac.runs.folder.metrics import progressive_means
 from marius_oac.runs.folder.position import Position
 from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress, first_loss, grown_loss
 from marius_oac.runs.session import Session, name_of_device
-from marius_oac.runs.sharded.in_memory import hold
-from marius_oac.runs.sharded.scaling import Change, TrainersChange
 from marius_oac.runtime.console import BOLD, GREEN, Painted, logger
 from marius_oac.runtime.resuming import resume_command
 from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
@@ -50,8 +48,6 @@ class TrainingLoop:
         self._stops = Requests()
         self.schedule = session.task.schedule
         self._evaluation_is_due = False
-        self.change: Callable[[], Change | None] = lambda: None
-        """Returns the number of trainers that is to go on from here, if it is another; collective."""
 
     def restore(self, name: str | None) -> None:
         """Restores tables, dense parameters and position from the newest checkpoint, or the named one.
@@ -127,7 +123,6 @@ class TrainingLoop:
         Raises:
             Interrupted: the user stopped the run; a checkpoint of that moment was written.
             DivergedError: a number became NaN or infinite.
-            TrainersChange: another number of trainers is to go on, from a checkpoint that was saved.
         """
         self.peers.wait()  # else a process could read rows that another one is still loading
         with (
@@ -138,7 +133,6 @@ class TrainingLoop:
                 self._evaluate(progress)
             while self.position.batch_index < self.schedule.last and not self._out_of_patience():
                 self._stop_if_asked()
-                self._change_trainers()
                 if self._at_epoch():
                     self._before_epoch(progress)
                 self._segment(progress)
@@ -170,18 +164,6 @@ class TrainingLoop:
         if stop and self.position.batch_index < self.schedule.last:
             self._save_where_it_stands()
             raise self._interrupted()
-
-    def _change_trainers(self) -> None:
-        """Raises TrainersChange if another number of trainers is to go on from here."""
-        if (wanted := self.change()) is None:
-            return
-        self.folder.write_learned(self.session.task.learned_files())
-        about = self.position.batch_index, self.position.dump(), wanted.joining
-        held = hold(self.session, *about) if wanted.in_memory else None
-        if held is None:
-            self._save_where_it_stands()
-            self.peers.wait()
-        raise TrainersChange(wanted, held)
 
     def _save_where_it_stands(self) -> None:
         """Saves a checkpoint of this moment, unless there is one: a segment may end where none is due."""
@@ -254,7 +236,7 @@ class TrainingLoop:
             self.folder.order.append(report.computation_order())
         if self._at_epoch():
             self._end_epoch(epoch, progress)
-        if self._checkpoint_is_due(reached < last and self.change() is None):
+        if self._checkpoint_is_due(reached < last):
             self._save()
 
     def _check_loss(self, reached: int, report: SegmentReport) -> None:

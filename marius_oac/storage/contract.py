@@ -265,11 +265,6 @@ class ParameterStore(RowAccess, Closable):
         """The same rows for a caller that has claimed all that it uses (see `Backing`)."""
         return self
 
-    def memory(self) -> np.ndarray | None:
-        """All rows as they lie in memory that other processes may read, uint8 [num_rows * row_bytes]: see `RowLayout`.
-        A view, which keeps the memory when the store is closed. None: they lie elsewhere."""
-        return None
-
     def snapshot(self) -> Snapshot:
         """The table as it is now, for a checkpoint.
 

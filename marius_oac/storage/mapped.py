@@ -46,9 +46,6 @@ class MappedStore(MemoryStore):
                 raise
         return self._file.memory
 
-    def memory(self) -> None:
-        """None: the memory is that of a file, which the next store of this name replaces."""
-
     def extend(self, keys: np.ndarray) -> None:
         """See `ParameterStore.extend`. Raises InputError if the disk is full."""
         self._check_open()

@@ -77,19 +77,6 @@ class MemoryStore(ParameterStore):
         self.initialize()
         super().load(first_row, timestamps, rows)
 
-    def memory(self) -> np.ndarray | None:
-        """See `ParameterStore.memory`."""
-        return self.packed(0, self.num_rows)
-
-    def packed(self, first_row: int, count: int) -> np.ndarray:
-        """Rows from `first_row` on as they lie, uint8 [count * row_bytes], to be read or set. Nothing else may use the
-        store meanwhile."""
-        self.initialize()
-        if not 0 <= first_row <= first_row + count <= self.num_rows:
-            raise ValueError(f"table {self.name!r}: {count} rows from {first_row} are not all in its {self.num_rows}")
-        size = self.layout.row_bytes
-        return self._memory[first_row * size : (first_row + count) * size]
-
     def _take(self, saved: SavedTable) -> None:
         self._uninitialized = False
         super()._take(saved)

@@ -47,12 +47,6 @@ class RowArray(Protocol):
     def __getitem__(self, which: Any, /) -> np.ndarray: ...
 
 
-class LoadsRows(Protocol):
-    """What rows are loaded into: `ParameterStore.load`."""
-
-    def load(self, first_row: int, timestamps: np.ndarray, rows: np.ndarray, /) -> None: ...
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """A table at one moment, to be written to files.
@@ -102,13 +96,6 @@ class SavedTable:
         """Reads consecutive rows: values and state, float32 [n, width], and timestamps, int64 [n]."""
         values, state, timestamps = (self.rows(part)[which] for part in PARTS)
         return np.concatenate((values, state), axis=1), np.array(timestamps)
-
-    def load(self, store: LoadsRows, which: range, first: int, own: np.ndarray | None = None) -> None:
-        """Sets the rows of a store from `first` on to consecutive rows of this table, or to those at the places `own`
-        of them, int64 [m], ascending. Raises CheckpointError if they are damaged."""
-        rows, timestamps = self.read(slice(which.start, which.stop))
-        self.check_timestamps(timestamps)
-        store.load(first, timestamps if own is None else timestamps[own], rows if own is None else rows[own])
 
     def check_timestamps(self, timestamps: np.ndarray) -> None:
         """Raises CheckpointError if timestamps that were read, int64 [n], are none."""

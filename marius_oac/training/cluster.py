@@ -15,7 +15,6 @@ from marius_oac.errors import CheckpointError, ConfigError, InputError, NodeLost
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.torch_group import TorchGroup
 from marius_oac.nodes.launch.cluster import Place, names
-from marius_oac.nodes.launch.joining import say_ready
 from marius_oac.nodes.launch.parent import MET, tell_agent
 from marius_oac.runs.checkpoints.origin import new_token
 from marius_oac.runs.checkpoints.retention import START, Checkpoints
@@ -25,7 +24,6 @@ from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
 from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.sharded.checkpoint import NODES, Layout, ShardedCheckpoint, check_saved, drop_after
-from marius_oac.runs.sharded.in_memory import InMemoryCheckpoint
 from marius_oac.runs.sharded.place import check_gpus, config_of
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
@@ -37,7 +35,6 @@ from marius_oac.tasks.registry import entry_of
 from marius_oac.training import local, products
 from marius_oac.training.node_task import agreed_task, part_of
 from marius_oac.training.rowless import Rowless
-from marius_oac.training.scaling import Scaling, with_changes
 
 
 def train_on_nodes(
@@ -53,31 +50,11 @@ def train_on_nodes(
         NodeLost: another node has ended or is silent.
     """
     path = Path(out) if out else Path("runs") / entry_of(config).default_name(config)
-
-    def first(place: Place, scaling: Scaling) -> local.Run | None:
-        return _trained(config, place, path, trace, scaling)
-
-    return with_changes(place, first, _again(path, trace, lambda: code_to_train(config)))
-
-
-def _again(
-    path: Path, trace: bool, trust: Callable[[], bool | Collection[bytes]], data_path: str | Path | None = None
-) -> Callable[[Place, Scaling], local.Run | None]:
-    """Returns what goes on from the newest checkpoint after a change of the number of trainers."""
-
-    def work(place: Place, scaling: Scaling) -> local.Run | None:
-        with open_group(place) as group:
-            return _resumed(path, place, group, (), (), data_path, None, trace, trust(), scaling)
-
-    return work
-
-
-def _trained(config: TaskConfig, place: Place, path: Path, trace: bool, scaling: Scaling) -> local.Run | None:
     with open_group(place) as group:
         # torchrun has started the nodes again because one was lost: they continue where the first one finds a run.
         if any(group.gather(place.attempt > 0)) and group.gather(not place.rank and (path / "run.json").exists())[0]:
             mine = code_to_train(config)  # another run may lie here, for which training was refused before
-            return _resumed(path, place, group, (), (), None, None, trace, mine, scaling)
+            return _resumed(path, place, group, (), (), None, None, trace, mine)
         config, notes = products.agreed(config, config_of(config, place), group)
         own = config_of(config, place)
         check_gpus(own, group)
@@ -86,17 +63,11 @@ def _trained(config: TaskConfig, place: Place, path: Path, trace: bool, scaling:
             task.train()
             return None
         with _created(path, place, task.group, task) as folder:
-            _train(task, folder, trace, scaling, path)
+            _train(task, folder, trace)
     return local.open_run(folder.path)
 
 
-def _train(
-    task: ShardedTask, folder: RunFolder, trace: bool, scaling: Scaling, run: Path, load: Callable = lambda loop: None
-) -> None:
-    def prepare(loop: TrainingLoop) -> None:
-        load(loop)
-        scaling.serve(run, loop)
-
+def _train(task: ShardedTask, folder: RunFolder, trace: bool, prepare: Callable = lambda loop: None) -> None:
     try:
         with watched(task.config.stall_after):
             local.run_task(task, folder, trace, None, prepare)
@@ -135,18 +106,14 @@ def resume_on_nodes(
 
     If the nodes have changed, rows are distributed again; every process then needs the parts of all earlier nodes.
     """
-
-    def first(place: Place, scaling: Scaling) -> local.Run | None:
-        with open_group(place) as group:
-            if checkpoint is not None and any(group.gather(place.attempt > 0)):
-                raise InputError(
-                    "a node was lost and started again; to go back once more would lose what was trained since: go on "
-                    "without it",
-                    f"--checkpoint {checkpoint}",
-                )
-            return _resumed(Path(path), place, group, overrides, data, data_path, checkpoint, trace, trust, scaling)
-
-    return with_changes(place, first, _again(Path(path), trace, lambda: trust, data_path))
+    with open_group(place) as group:
+        if checkpoint is not None and any(group.gather(place.attempt > 0)):
+            raise InputError(
+                "a node was lost and started again; to go back once more would lose what was trained since: go on "
+                "without it",
+                f"--checkpoint {checkpoint}",
+            )
+        return _resumed(Path(path), place, group, overrides, data, data_path, checkpoint, trace, trust)
 
 
 def _resumed(
@@ -159,10 +126,8 @@ def _resumed(
     checkpoint: str | None,
     trace: bool,
     trust: bool | Collection[bytes],
-    scaling: Scaling,
 ) -> local.Run | None:
     saved, log, id = _told(path, place, group, data_path)
-    held = group.gather(scaling.held and scaling.held.about)[0]
     if any(group.gather(place.attempt > 0)):
         data = _not_taken_in(data, saved)
     shared = products.kept(local.with_data(saved.replace(*overrides), data), saved)
@@ -180,7 +145,7 @@ def _resumed(
         task.check_new_data(len(log.files))
     config = task.config
     part = part_of(path, task, place)
-    before = InMemoryCheckpoint.load(held) if held else _before(path, part, task, checkpoint, id)
+    before = _before(path, part, task, checkpoint, id)
     with _opened(path, part, place, config, task, id) as folder:
         folder.check_resumable(config, task.fingerprint)
         if not place.rank:
@@ -198,7 +163,7 @@ def _resumed(
                 loop.restore(checkpoint)
             drop_after(path, loop.position.batch_index, part.parent)
 
-        _train(task, folder, trace, scaling, path, load)
+        _train(task, folder, trace, load)
     return local.open_run(folder.path)
 
 
@@ -297,7 +262,6 @@ def _opened(
 
 def open_group(place: Place) -> Group:
     """Makes the group of all processes of the cluster."""
-    say_ready()
     os.environ |= {"RANK": str(place.rank), **place.environment()}
     group = TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
     tell_agent(MET)

@@ -9,7 +9,7 @@ from marius_oac.cli.commands import _parser
 
 COMMANDS = _parser()._subparsers._group_actions[0].choices
 OTHER_WORDS = {
-    "prepare": "FILE --out o", "nodes": "check FILE", "tune": "FILE --space FILE", "scale": "FILE 2",
+    "prepare": "FILE --out o", "nodes": "check FILE", "tune": "FILE --space FILE",
     "compare": "FILE FILE", "kuberay": "FILE --out o --image i --claim c --trainers 2",
 }  # fmt: skip
 """For a command that takes more than a file."""

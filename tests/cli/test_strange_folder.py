@@ -32,7 +32,6 @@ COMMANDS = {
     "kuberay": [["kuberay", "mine.yaml", "--image", "x", "--claim", "c", "--trainers", "2",
                  "--out", "/data/run"]],
     "attach": [["attach", "nodes.yaml"]],
-    "scale": [["scale", ".", "2"]],
     "eval": [["eval", "."]],
     "predict": [["predict", ".", "--head", "1", "--relation", "1"]],
     "export": [["export", ".", "--format", "parquet", "--out", "made/export"]],
@@ -41,7 +40,7 @@ COMMANDS = {
     "watch": [["watch", "."]],
     "verify": [["verify", "."]],
 }  # fmt: skip
-FAIL = {"attach": 2, "scale": 2}
+FAIL = {"attach": 2}
 """There is no run that trains."""
 
 

@@ -17,7 +17,7 @@ from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.groups import torch_group
 from marius_oac.nodes.groups.contract import ring_bytes
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.groups.torch_group import TorchGroup, await_all, await_release, release
+from marius_oac.nodes.groups.torch_group import TorchGroup, await_all
 from marius_oac.nodes.launch.agent import listen
 from marius_oac.runtime.signals import handled
 from tests.nodes import conformance
@@ -349,39 +349,12 @@ def test_a_signal_ends_the_wait_for_members():
         await_all(dist.HashStore(), 2, 60.0)
 
 
-@pytest.fixture
-def agent_s_store(monkeypatch):
+def test_a_member_does_not_connect_before_all_have_come(monkeypatch):
+    """The library's own waits can't be ended by a signal."""
     store = listen("127.0.0.1", 0, 60.0)
     there = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
     for name, value in {**there, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
         monkeypatch.setenv(name, str(value))
-    return [store]
-
-
-def test_who_is_in_no_group_any_more_waits_for_its_release_alone(agent_s_store):
-    with ThreadPoolExecutor(2) as pool:
-        first, second = (pool.submit(await_release, f"change {number}", 60.0) for number in range(2))
-        try:
-            release("change 1", 60.0)
-            second.result(60)
-            assert wait([first], 0.5).not_done == {first}
-            release("change 0", 60.0)
-            first.result(60)
-        finally:
-            agent_s_store.clear()  # nobody waits any more
-
-
-def test_the_end_of_the_store_ends_the_wait_for_a_release(agent_s_store):
-    with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(await_release, "change 1", 60.0)
-        assert wait([waits], 0.5).not_done == {waits}
-        agent_s_store.clear()
-        waits.result(60)
-    await_release("change 1", 1.0)
-
-
-def test_a_member_does_not_connect_before_all_have_come(agent_s_store, monkeypatch):
-    """The library's own waits can't be ended by a signal."""
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: pytest.fail("it connects"))
     with pytest.raises(NodeLost, match="^node rank 1: has not found the others at 127.0.0.1:.*: not all have come"):
         TorchGroup.from_environment(timeout=1.0)

@@ -253,15 +253,22 @@ def kill(process, path, after, victim):
     return text
 
 
+def interrupt(process, path, after):
+    """Stops a run by Ctrl-C; returns what the command said."""
+    wait_for_batches(path, process, after)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, text
+    return text
+
+
 @pytest.mark.slow
 def test_after_ctrl_c_and_a_kill_a_run_goes_on_to_the_same_tables(configs, tmp_path, trained):
     """Ctrl-C stops all nodes at one batch; the loss of one ends all."""
     path, nodes = tmp_path / "run", ["--local-nodes", 2]
     process = start("train", configs / "clicks.yaml", *nodes, "--out", path, "--set", SMOOTH, *OFTEN)
-    wait_for_batches(path, process, 20)
-    process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and f"go on with: marius-oac resume {path} --local-nodes 2\n" in text, text
+    text = interrupt(process, path, 20)
+    assert f"go on with: marius-oac resume {path} --local-nodes 2\n" in text, text
     last = {part.parent.name: max(each.name for each in part.iterdir()) for part in path.glob("nodes/*/*/checkpoints")}
     assert len(last) == 2 and len(set(last.values())) == 1
     stopped = int(last["node0"])

@@ -5,12 +5,10 @@ import pytest
 from marius_oac import resume, train
 from marius_oac.errors import Interrupted, NodeLost
 from marius_oac.pipeline.runner import Pipeline
-from marius_oac.runs import loop as loops
 from marius_oac.runs.checkpoints import retention as checkpoints
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.session import Session
-from marius_oac.runs.sharded.scaling import Change, TrainersChange
 from marius_oac.runs.task import Peers
 from tests.graphs import tiny_config
 
@@ -93,34 +91,3 @@ def test_who_is_stopped_among_an_epochs_last_batches_goes_on_from_there(graph, t
     with pytest.raises(Interrupted, match="batch 25"):
         train(config, tmp_path / "run")
     assert Checkpoints(tmp_path / "run" / "checkpoints").names() == ["0000000025"]
-
-
-@pytest.mark.parametrize(("in_memory", "held"), [(True, "held"), (True, None), (False, None)])
-def test_a_change_of_trainers_leaves_a_checkpoint_where_none_is_held_in_memory(
-    in_memory, held, graph, tmp_path, monkeypatch
-):
-    """It comes while batches are trained, which then end early."""
-    real, run, asked = TrainingLoop.run, Pipeline.run, []
-    change = Change(trainers=3, start="change 1", joining=2, in_memory=in_memory)
-
-    def runs(self):
-        self.change = lambda: change if self.position.batch_index or self.session.pipeline.pauses else None
-        self.session.pipeline.pauses = False
-        real(self)
-
-    def batches(self, first, last):
-        self.pauses = True
-        return run(self, first, first + 7)
-
-    def holds(session, batch_index, extra, joining):
-        asked.append((batch_index, extra["device"], joining))
-        return held
-
-    monkeypatch.setattr(TrainingLoop, "run", runs)
-    monkeypatch.setattr(Pipeline, "run", batches)
-    monkeypatch.setattr(loops, "hold", holds)
-    with pytest.raises(TrainersChange) as caught:
-        train(tiny_config(graph), tmp_path / "run")
-    assert (caught.value.change, caught.value.held) == (change, held)
-    assert asked == [(7, "cpu", 2)] * in_memory
-    assert Checkpoints(tmp_path / "run" / "checkpoints").names() == ([] if held else ["0000000007"])

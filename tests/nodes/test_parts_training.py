@@ -5,7 +5,7 @@ import pytest
 from benchmarks.nodes.trainers import train_together
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.test_node_tasks import SAGE, labelled, links
-from tests.nodes.test_node_training import OFTEN, configs, digests, kill, run, start
+from tests.nodes.test_node_training import OFTEN, configs, digests, interrupt, kill, run, start
 from tests.run_folders import slow
 
 __all__ = ["configs", "labelled"]
@@ -55,13 +55,13 @@ NETS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
-def test_killed_and_gone_on_with_by_other_numbers_of_trainers(configs, tmp_path, net):
-    """Processes: one of two is killed, four go on and end an epoch, one ends; as one trainer that did all."""
+def test_killed_and_stopped_and_gone_on_with_by_other_numbers_of_trainers(configs, tmp_path, net):
+    """Processes: one of two is killed, four go on and are stopped, one ends; as one trainer that did all."""
     task = configs / ("clicks.yaml" if net == "clicks" else "graph.yaml")
     parts = [word for key in ("nodes.parts=4", *NETS[net]) for word in ("--set", key)]
     run("train", task, "--local-nodes", 1, "--out", tmp_path / "one", *parts, "--set", "training.epochs=3")
     path, often = tmp_path / "several", [*OFTEN, "--set", "checkpoint.every_batches=10"]
     kill(start("train", task, "--local-nodes", 2, "--out", path, *parts, *often), path, 15, 1)
-    run("resume", path, "--local-nodes", 4, "--set", "training.epochs=2")
-    run("resume", path, "--local-nodes", 1, "--set", "training.epochs=3")
+    interrupt(start("resume", path, "--local-nodes", 4, "--set", "training.epochs=3"), path, 25)
+    run("resume", path, "--local-nodes", 1)
     assert digests(path) == digests(tmp_path / "one")

@@ -1,18 +1,14 @@
 """Rows of a checkpoint that other processes go on with: each file is read once, and every row comes to its owner."""
 
-import json
 import threading
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
-import torch
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.checkpoints.retention import Checkpoints
-from marius_oac.runs.sharded.checkpoint import PLACE, PLACEMENT
-from marius_oac.runs.sharded.in_memory import Held, InMemoryCheckpoint
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.spread import handover as handovers
 from marius_oac.runs.spread.contract import Part
@@ -112,9 +108,8 @@ class Graph:
         return found, order
 
 
-def saved(world, folder, before, name, held=None):
-    """Parts of a checkpoint, and what each of them has. They are held in memory where `held` is a list, which then
-    keeps them."""
+def saved(world, folder, before, name):
+    """Parts of a checkpoint, and what each of them has."""
     parts, had = [], []
     for place in range(before.num_nodes):
         with ExitStack() as stack:
@@ -129,14 +124,9 @@ def saved(world, folder, before, name, held=None):
                     size = min(100, store.num_rows - first)
                     values = DRAW.normal(size=(size, store.layout.width)).astype(np.float32)
                     store.load(first, DRAW.integers(0, 2**40, size), values)
-            if held is not None:
-                about = {PLACE: np.array([place]), PLACEMENT: before.nodes}
-                held.append(Held(10, stores, {"w": torch.arange(3.0)}, {"at": 7}, about | rows.state_arrays()))
-                parts = InMemoryCheckpoint.load(json.loads(json.dumps([each.part for each in held]))).parts
-            else:
-                checkpoints = Checkpoints(where / "checkpoints")
-                checkpoints.save(10, stores, {}, {}, 1, rows.state_arrays())
-                parts.append(checkpoints)
+            checkpoints = Checkpoints(where / "checkpoints")
+            checkpoints.save(10, stores, {}, {}, 1, rows.state_arrays())
+            parts.append(checkpoints)
             had.append(world.named(rows, stores))
     return parts, had
 
@@ -146,12 +136,11 @@ def taken(world, parts, before, group, carriers, after, folder, one_machine=Fals
     place = carriers.index(group.rank) if group.rank in carriers else None
     rows = spread(world.tables, Part(after, place))
     with ExitStack() as stack:
-        opened = [each.open(as_read=True) if isinstance(each, Checkpoints) else each for each in parts]
+        opened = [each.open(as_read=True) for each in parts]
         folder.mkdir(exist_ok=True)
         tables = [] if place is None else rows.make_tables(stack, folder, UNBOUND)
         stores = [table.store for table in tables]
-        direct = not isinstance(parts[0], Checkpoints)
-        rows.take(opened, before, stores, Handover(group, carriers, ClusterPeers(group).agreed, one_machine, direct))
+        rows.take(opened, before, stores, Handover(group, carriers, ClusterPeers(group).agreed, one_machine))
         return None if place is None else world.named(rows, stores)
 
 
@@ -172,21 +161,13 @@ def small_blocks(monkeypatch):
     return read
 
 
-@pytest.mark.parametrize(
-    ("memory", "held"), [((), False), (("storage.memory=1MiB", "storage.path=pages"), False), ((), True)],
-    ids=["memory", "disk", "held"],
-)  # fmt: skip
+@pytest.mark.parametrize("memory", [(), ("storage.memory=1MiB", "storage.path=pages")], ids=["memory", "disk"])
 @pytest.mark.parametrize("kind", ["clicks", "graph"])
-def test_every_row_comes_to_its_owner_and_is_read_once(kind, memory, held, graph, tmp_path, small_blocks, monkeypatch):
-    """Also from a checkpoint that is held in memory, whose tables are closed by then."""
+def test_every_row_comes_to_its_owner_and_is_read_once(kind, memory, graph, tmp_path, small_blocks):
     memory = tuple(each.replace("pages", str(tmp_path / "pages")) for each in memory)
     world = Clicks(tmp_path, memory) if kind == "clicks" else Graph(graph, memory)
     before = placement([1.0, 2.0, 1.0])
-    keeps = [] if held else None
-    parts, had = saved(world, tmp_path, before, "before", keeps)
-    if held:
-        monkeypatch.setattr(Handover, "_exchanged", lambda *_: pytest.fail("rows or keys were sent"))
-        monkeypatch.setattr(MemoryStore, "load", lambda *_: pytest.fail("rows were converted"))
+    parts, had = saved(world, tmp_path, before, "before")
     every = {key: about for found, _ in had for key, about in found.items() if key != "dropped"}
     assert len(every) >= 199
     for number, (size, carriers, weights) in enumerate(TO):
@@ -211,7 +192,7 @@ def test_every_row_comes_to_its_owner_and_is_read_once(kind, memory, held, graph
                     np.array([key[1] for key in keys], np.uint16), np.array([key[2] for key in keys]), FEWEST_SHARDS
                 )
                 assert (after.nodes[owners] == place).all()
-        if not memory and not held and kind == "clicks":
+        if not memory and kind == "clicks":
             whole = sum(each.stat().st_size for part in parts for each in part.folder.rglob("*.npy"))
             assert max(small_blocks.values()) <= 1.2 * whole / len(carriers)
 

@@ -43,7 +43,6 @@ from marius_oac.types import present
 _EVER = timedelta(days=3650)
 """How long a call waits by itself: practically for ever. The heartbeat ends the calls that wait for a lost member."""
 _ALL = "all have come"
-_RELEASED = "released"
 _SLICE = timedelta(seconds=1)  # that a call waits before it looks whether it waits in vain
 _SEVERED = 4.0  # seconds in which connections are closed, and calls end, when the end of a member is known
 _LOOK = timedelta(seconds=0.2)  # between two looks: signals are handled meanwhile
@@ -102,7 +101,9 @@ class TorchGroup(Group):
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         silence, shared = timedelta(seconds=timeout), _Shared(backend, timedelta(seconds=timeout))
         try:
-            store = _store(silence, os.environ.get(START_VARIABLE, "only"))
+            store, *_ = next(dist.rendezvous("env://", timeout=silence))
+            store.set_timeout(silence)
+            store = dist.PrefixStore(os.environ.get(START_VARIABLE, "only"), store)
             await_all(store, size, timeout)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
             group = cls(rank, names, "", shared.connect(range(size), 1), shared, range(size))
@@ -275,29 +276,6 @@ def _has_ended(work: Work) -> bool:
             return False
         work.wait()  # it has failed, or has ended just after the time was over
     return True
-
-
-def release(name: str, timeout: float) -> None:
-    """Ends `await_release` of the same name in other processes that torchrun has started. `timeout`: seconds to connect
-    to its store."""
-    _store(timedelta(seconds=timeout), name).set(_RELEASED, "")
-
-
-def await_release(name: str, timeout: float) -> None:
-    """Waits until another process has called `release`, or torchrun's store is gone. The caller may be a member of no
-    group any more. `timeout`: see `release`."""
-    with suppress(dist.DistNetworkError):
-        store = _store(timedelta(seconds=timeout), name)
-        while not store.check([_RELEASED]):
-            with suppress(dist.DistStoreError):
-                store.wait([_RELEASED], _LOOK)
-
-
-def _store(silence: timedelta, name: str) -> Store:
-    """The store that torchrun's variables name, as far as it belongs to the start of that name."""
-    store, *_ = next(dist.rendezvous("env://", timeout=silence))
-    store.set_timeout(silence)
-    return dist.PrefixStore(name, store)
 
 
 def await_all(store: Store, size: int, timeout: float) -> None:

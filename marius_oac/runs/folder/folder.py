@@ -8,7 +8,6 @@
     summary.json       the results, once the run has ended
     saved.json         the newest checkpoint that was saved, see `checkpoints`
     trace.json         with --trace
-    trainers.json      while a run trains whose number of trainers may change, see `runs.sharded.scaling`
     checkpoints/       see `checkpoint`
     tables/            of rows on disk: the page files, and where they are
 
@@ -61,8 +60,7 @@ from marius_oac.types import present
 
 CONFIG, SUMMARY, TRACE = "config.yaml", "summary.json", "trace.json"
 _FILES = (
-    r"config\.yaml|run\.json|log\.json|classes\.json|metrics\.jsonl|order\.npy|summary\.json|saved\.json|"
-    r"metrics\.prom|trainers\.json|scale\.json"
+    r"config\.yaml|run\.json|log\.json|classes\.json|metrics\.jsonl|order\.npy|summary\.json|saved\.json|metrics\.prom"
 )
 _FOLDERS = r"buckets|encoded-[a-z0-9_]{8}"
 """Finished names of what is written into a run's folder while it is locked."""

@@ -45,7 +45,6 @@ from marius_oac.runs.rows import KeyedTables, NumberedTables
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, ShardedCheckpoint, layout_name
 from marius_oac.runs.sharded.dense import DenseBefore, lent_dense, load_dense, take_over_dense
 from marius_oac.runs.sharded.evaluation import SharedEvaluation
-from marius_oac.runs.sharded.in_memory import InMemoryCheckpoint
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.place import check_config
 from marius_oac.runs.sharded.segments import ShardedSegments
@@ -359,7 +358,7 @@ class ShardedTask(Task):
         before = cast(ShardedCheckpoint, whole)
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
         one_machine = len(set(self.group.gather(running_kernel()))) == 1
-        handover = Handover(self.group, carriers, self.peers.agreed, one_machine, isinstance(whole, InMemoryCheckpoint))
+        handover = Handover(self.group, carriers, self.peers.agreed, one_machine)
         placement, dense = self.peers.agreed(lambda: (before.placement, DenseBefore.read(before)))
         self.rows.take(before.parts, placement, parts.stores, handover)
         built = present(self._built)

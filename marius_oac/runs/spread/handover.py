@@ -36,15 +36,12 @@ class Handover:
         carriers: ranks of the processes that carry rows, in the order of the placement's nodes.
         agreed: `Peers.agreed` of these processes.
         one_machine: whether all of them run on one.
-        direct: whether the rows lie in memory that all can read (`runs.sharded.in_memory`): each carrier reads its own
-            ones, and nothing is sent.
     """
 
     group: Group
     carriers: Sequence[int]
     agreed: Callable[[Callable[[], Any]], Any]
     one_machine: bool = False
-    direct: bool = False
 
     @property
     def place(self) -> int | None:
@@ -67,19 +64,16 @@ class Handover:
         place, size = self.place, len(self.carriers)
         if place is None:
             return range(0)
-        if self.direct:
-            return range(count)
         return range(count * place // size, count * (place + 1) // size)
 
     def blocks(self, count: int) -> Iterator[range]:
         """Yields this process's share in blocks, as many for each process; the last ones may be empty."""
-        mine, longest = self.share(count), count if self.direct else -(-count // len(self.carriers))
+        mine, longest = self.share(count), -(-count // len(self.carriers))
         for first in range(0, longest, ROWS_PER_BLOCK):
             yield mine[first : first + ROWS_PER_BLOCK]
 
     def send(self, width: int, read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-        """Sends the rows that `read` returns, [n, ...] of `width` bytes each, a multiple of 4, to their owners. Where
-        all read all, each keeps its own.
+        """Sends the rows that `read` returns, [n, ...] of `width` bytes each, a multiple of 4, to their owners.
 
         Args:
             read: returns the rows and the owner of each, int [n]: the number of a carrier, or NOBODY.
@@ -93,8 +87,6 @@ class Handover:
         """
         found, owners = self.agreed(read)
         rows = np.ascontiguousarray(found).reshape(-1).view(np.float32).reshape(len(owners), width // 4)
-        if self.direct:
-            return [rows[owners == self.place], *[rows[:0]] * (len(self.carriers) - 1)]
         counts = np.bincount(owners + 1, minlength=len(self.carriers) + 1)  # NOBODY's come first
         order = np.argsort(owners, kind="stable")[counts[0] :]
         return self._exchanged(rows[order], self.group.gather(counts[1:].tolist()))
@@ -164,7 +156,9 @@ class Ranges:
         for first, size, now in zip(*(each[own].tolist() for each in (self.first, self.sizes, self.now)), strict=True):
             for begin in range(0, size, ROWS_PER_BLOCK):
                 end = min(begin + ROWS_PER_BLOCK, size)
-                saved.load(store, range(first + begin, first + end), now + begin)
+                rows, timestamps = saved.read(slice(first + begin, first + end))
+                saved.check_timestamps(timestamps)
+                store.load(now + begin, timestamps, rows)
 
     def _sums(self, numbers: np.ndarray) -> np.ndarray:
         """Of each process, int64 [carriers]."""

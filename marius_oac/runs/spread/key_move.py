@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,12 +10,10 @@ import numpy as np
 
 from marius_oac.errors import CheckpointError
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.spread.handover import NOBODY, Handover, cut, whole_rows
-from marius_oac.storage.contract import ParameterStore
+from marius_oac.runs.spread.handover import NOBODY, Handover, whole_rows
 from marius_oac.storage.keys.table import NO_KEY, is_shared
 from marius_oac.storage.placement import Placement, shard_of_keys
 from marius_oac.storage.snapshots import SavedTable
-from marius_oac.types import present
 
 _COLUMNS = 3  # int64: the key; its check and vocabulary; what else is kept of it
 _BESIDES = {"waiting": "seen", "index": "last_file"}
@@ -69,37 +67,21 @@ class KeyMove:
             kept["dropped"] = np.array([self._handover.agreed(read) * self._handover.leads])  # one process counts them
         return kept
 
-    def load(self, store: ParameterStore | None, width: int) -> None:
-        """Sets the rows of this process's store to those of the keys; None: it carries none. `width`: bytes of what
-        `whole_rows` makes."""
-        first = 0
+    def rows(self, width: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the rows of the keys, as `whole_rows` makes them of `width` bytes, some at a time, with the number of
+        the first."""
+        place = 0
         for part, moved in zip(self._parts, self._moved, strict=True):
-            saved = self._handover.agreed(partial(part.table, self._table))
-            load = self._load_own if self._handover.direct else self._load_sent
-            load(store, first, saved, moved, width)
-            first += sum(map(len, moved.received))
-
-    def _load_own(self, store: ParameterStore | None, first: int, saved: SavedTable, moved: _Moved, width: int) -> None:
-        def load() -> None:
-            at = first
-            for block in self._handover.blocks(moved.total) if store is not None else ():
-                own = np.flatnonzero(moved.owners[block.start : block.stop] == self._handover.place)
-                saved.load(present(store), block, at, own)
-                at += own.size
-
-        self._handover.agreed(load)
-
-    def _load_sent(
-        self, store: ParameterStore | None, first: int, saved: SavedTable, moved: _Moved, width: int
-    ) -> None:
-        done, places = 0, first + np.cumsum([0, *map(len, moved.received)])
-        for block in self._handover.blocks(moved.total):
-            read = partial(_rows, saved, block, moved.owners[done : done + len(block)])
-            done += len(block)
-            for carrier, found in enumerate(self._handover.send(width, read)):
-                if len(found):
-                    present(store).load(int(places[carrier]), *cut(found))
-                places[carrier] += len(found)
+            saved, done = self._handover.agreed(partial(part.table, self._table)), 0
+            places = place + np.cumsum([0, *map(len, moved.received)])
+            place = int(places[-1])
+            for block in self._handover.blocks(moved.total):
+                read = partial(_rows, saved, block, moved.owners[done : done + len(block)])
+                done += len(block)
+                for carrier, found in enumerate(self._handover.send(width, read)):
+                    if len(found):
+                        yield int(places[carrier]), found
+                    places[carrier] += len(found)
 
     def _has(self, name: str) -> bool:
         return self._parts[0].has(f"{self._table}.{name}")

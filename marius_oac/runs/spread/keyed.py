@@ -25,7 +25,7 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.rows import KeyedTables
 from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, of_one_plan
-from marius_oac.runs.spread.handover import Handover, row_bytes
+from marius_oac.runs.spread.handover import Handover, cut, row_bytes
 from marius_oac.runs.spread.key_move import KeyMove, shard_of_rows
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore
@@ -192,7 +192,8 @@ class KeyedRows(KeyedTables, SpreadRows):
             arrays = move.keys()
             if name in own:
                 own[name].load(arrays)
-            move.load(own[name].store if name in own else None, row_bytes(layout))
+            for first, rows in move.rows(row_bytes(layout)):
+                own[name].store.load(first, *cut(rows))
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """See `SpreadRows.state_arrays`: the keys of each table, as `TABLE.NAME`."""
