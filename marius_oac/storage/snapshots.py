@@ -6,7 +6,6 @@ module reads those is known to `storage.saved` alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy as np
 
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.kernels.cpu.rows import MAX_TIMESTAMP
-from marius_oac.runtime.files.blocks import block_bytes
 from marius_oac.types import NEVER
 
 PARTS = ("values", "state", "timestamps")
@@ -82,18 +80,13 @@ class SavedTable:
         """What `Backing.keep` must keep for the table to be readable, int64 [n]; None: nothing."""
         return None
 
-    def blocks(self) -> Sequence[tuple[int, int]]:
-        """Returns the bytes of a row and of a block, which is read as a whole, of each file that has the rows."""
-        arrays = [self.rows(part) for part in PARTS]
-        return [(array.dtype.itemsize * math.prod(array.shape[1:]), block_bytes(array.nbytes)) for array in arrays]
-
     def rows(self, part: str) -> RowArray:
         """Returns one of `PARTS` of the rows."""
         array: RowArray = self.array(part)
         return array
 
-    def read(self, which: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Reads consecutive rows: values and state, float32 [n, width], and timestamps, int64 [n]."""
+    def read(self, which: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Reads consecutive or ascending rows: values and state, float32 [n, width], and timestamps, int64 [n]."""
         values, state, timestamps = (self.rows(part)[which] for part in PARTS)
         return np.concatenate((values, state), axis=1), np.array(timestamps)
 

@@ -24,7 +24,7 @@ from marius_oac.runs.sharded import placement as node_packing
 from marius_oac.runs.sharded.checkpoint import PACKING, PLACEMENT, identity_of, layout_name, part_name, saved_packings
 from marius_oac.runs.sharded.placement import agreed_packing
 from marius_oac.runs.sharded.task import ShardedTask
-from marius_oac.storage.placement import FEWEST_SHARDS, NUM_SHARDS
+from marius_oac.storage.placement import NUM_SHARDS
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.click_logs import ctr_config, small_log

@@ -11,15 +11,16 @@ from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.spread import handover as handovers
+from marius_oac.runs.spread import numbered
 from marius_oac.runs.spread.contract import Part
-from marius_oac.runs.spread.handover import Handover, Ranges
+from marius_oac.runs.spread.handover import Handover
 from marius_oac.runs.spread.key_move import shard_of_rows
 from marius_oac.runs.spread.spread import spread
 from marius_oac.runtime.files import blocks, checked
 from marius_oac.runtime.machine.binding import UNBOUND
 from marius_oac.storage.memory import MemoryStore
 from marius_oac.storage.placement import FEWEST_SHARDS, IdPlaces, Placement
-from marius_oac.storage.snapshots import PARTS, SavedTable
+from marius_oac.storage.snapshots import SavedTable
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.click_logs import ctr_config, small_log
@@ -131,7 +132,7 @@ def saved(world, folder, before, name):
     return parts, had
 
 
-def taken(world, parts, before, group, carriers, after, folder, one_machine=False):
+def taken(world, parts, before, group, carriers, after, folder):
     """What one process has then."""
     place = carriers.index(group.rank) if group.rank in carriers else None
     rows = spread(world.tables, Part(after, place))
@@ -140,7 +141,7 @@ def taken(world, parts, before, group, carriers, after, folder, one_machine=Fals
         folder.mkdir(exist_ok=True)
         tables = [] if place is None else rows.make_tables(stack, folder, UNBOUND)
         stores = [table.store for table in tables]
-        rows.take(opened, before, stores, Handover(group, carriers, ClusterPeers(group).agreed, one_machine))
+        rows.take(opened, before, stores, Handover(group, carriers, ClusterPeers(group).agreed))
         return None if place is None else world.named(rows, stores)
 
 
@@ -198,93 +199,48 @@ def test_every_row_comes_to_its_owner_and_is_read_once(kind, memory, graph, tmp_
 
 
 @pytest.mark.parametrize("memory", [(), ("storage.memory=1MiB", "storage.path=pages")], ids=["memory", "disk"])
-def test_each_process_reads_its_own_numbered_rows_where_their_shards_are_large(
-    memory, graph, tmp_path, small_blocks, monkeypatch
-):
+def test_each_process_reads_its_own_numbered_rows(memory, graph, tmp_path, small_blocks, monkeypatch):
     memory = tuple(each.replace("pages", str(tmp_path / "pages")) for each in memory)
-    monkeypatch.setattr(handovers, "ROWS_PER_BLOCK", 7)  # less than a shard has
-    monkeypatch.setattr(handovers, "MOST_READ_ON_ONE_MACHINE", 10)  # a page has more rows than a shard of this graph
+    monkeypatch.setattr(numbered, "ROWS_PER_BLOCK", 7)  # less than a shard has
     monkeypatch.setattr(Handover, "send", lambda *_: pytest.fail("rows were exchanged"))
     world, before = Graph(graph, memory), few_shards([1, 0, 2, 1, 0, 2, 2, 1])
     parts, had = saved(world, tmp_path, before, "before")
     every = {key: about for found, _ in had for key, about in found.items()}
     monkeypatch.setattr(MemoryStore, "_fill", lambda self: pytest.fail("rows that are loaded were filled before"))
     table = parts[0].open().table("entities")
-    widths = [array.dtype.itemsize * (array.shape[1:] or (1,))[0] for array in map(table.rows, PARTS)]
-    page = table.about.layout.row_bytes if memory else 0
-    assert table.blocks() == ([(4096 // (4096 // page), 4096)] if memory else [(width, 256) for width in widths])
     read = []
     kind, real = type(table), type(table).read
-    monkeypatch.setattr(kind, "read", lambda self, which: read.append(which.stop - which.start) or real(self, which))
+    monkeypatch.setattr(kind, "read", lambda self, which: read.append(which.size) or real(self, which))
     for number, nodes in enumerate(([0] * 8, [1, 0, 3, 1, 0, 2, 2, 3], [0, 2, 0, 2, 0, 3, 0, 4])):
         after, carriers = few_shards(nodes), [1, 2, 3, 5, 6][: max(nodes) + 1]  # 1 of the last has no shard
         members = ThreadGroup.members(7)
 
         def work(group, number=number, carriers=carriers, after=after):
             where = tmp_path / f"{number} {group.rank}"
-            return taken(world, parts, before, group, carriers, after, where, one_machine=True)
+            return taken(world, parts, before, group, carriers, after, where)
 
         now = [each for each in together(members, work) if each is not None]
         assert [len(found) for found, _ in now] == [
             IdPlaces(len(every), after).num_rows(place) for place in range(len(carriers))
         ]
         assert {key: about for found, _ in now for key, about in found.items()} == every
-    assert max(read) == 7
+        assert sum(read) == len(every) and max(read) <= 7
+        read.clear()
 
 
 def few_shards(nodes):
     return Placement(np.array(nodes), max(nodes) + 1)
 
 
-def test_bytes_of_ranges_are_those_of_their_blocks():
-    draw = np.random.default_rng(3)
-    for _ in range(100):
-        nodes, shards = draw.integers(1, 5, 2), int(draw.integers(1, 40))
-        old, new = (Placement(draw.integers(0, each, shards), int(each)) for each in nodes)
-        size = int(draw.integers(1, 900 if draw.random() < 0.5 else shards + 1))  # some shards may have no rows
-        before, now = IdPlaces(size, old), IdPlaces(size, new)
-        blocks = [(int(draw.integers(1, 40)), int(draw.integers(16, 300))) for _ in range(3)]
-        for node in range(old.num_nodes):
-            ids = before.ids_on(node, np.arange(before.num_rows(node)))
-            owners, rows_now = now.find(ids)
-            ranges = Ranges.of(before, node, now)
-            for place in range(new.num_nodes):
-                rows = np.flatnonzero(owners == place)
-                own = ranges.places == place
-                pairs = [*zip(ranges.first[own], ranges.now[own], ranges.sizes[own], strict=True)]
-                found = [(first + k, there + k) for first, there, count in pairs for k in range(count)]
-                assert found == [*zip(rows.tolist(), rows_now[rows].tolist(), strict=True)]
-                touched = 0
-                for width, size in blocks:
-                    bytes_of = (range(row * width, (row + 1) * width) for row in rows.tolist())
-                    touched += size * len({byte // size for each in bytes_of for byte in each})
-                assert ranges.bytes_read(blocks)[place] == touched
-                assert ranges.bytes_own(blocks)[place] == rows.size * sum(width for width, _ in blocks)
-
-
-def test_rows_are_exchanged_where_processes_would_read_much_more_than_their_own():
-    """The rule is one for all processes, and stricter where no memory is shared."""
-    every = np.arange(0, 40_000, 400)  # shards of 20 rows of 10 bytes, in two blocks of 128 each, or three
-    ranges = Ranges(2, np.zeros_like(every), every, np.full(every.size, 20), every)  # the second process has none
-    blocks = [(10, 128)]
-    assert 1.2 < ranges.bytes_read(blocks)[0] / ranges.bytes_own(blocks)[0] < 4
-    (alone,) = ThreadGroup.members(1)
-    for one_machine, directly in ((False, False), (True, True)):
-        handover = Handover(alone, [0], lambda read: read(), one_machine)
-        assert handover.reads_directly(ranges, blocks) is directly
-        assert handover.reads_directly(ranges, [(10, 8)]) and not handover.reads_directly(ranges, [(10, 4096)])
-
-
-@pytest.mark.parametrize("one_machine", [False, True])
-def test_a_timestamp_that_is_none_is_refused(one_machine, graph, tmp_path, small_blocks, monkeypatch):
-    world, before = Graph(graph, ()), few_shards([0, 1, 0, 1])
+@pytest.mark.parametrize("kind", ["clicks", "graph"])
+def test_a_timestamp_that_is_none_is_refused(kind, graph, tmp_path, small_blocks, monkeypatch):
+    world, before = Clicks(tmp_path, ()) if kind == "clicks" else Graph(graph, ()), placement([1.0, 1.0])
     parts, _ = saved(world, tmp_path, before, "before")
     real = SavedTable.read
     monkeypatch.setattr(SavedTable, "read", lambda self, which: (real(self, which)[0], real(self, which)[1] - 2**41))
-    monkeypatch.setattr(Handover, "reads_directly", lambda self, ranges, blocks: one_machine)
     (alone,) = ThreadGroup.members(1)
     with pytest.raises(InputError, match="has a timestamp that is none"):
-        taken(world, parts, before, alone, [0], few_shards([0] * 4), tmp_path / "now", one_machine)
+        taken(world, parts, before, alone, [0], placement([1.0]), tmp_path / "now")
 
 
 def test_damage_in_own_rows_that_one_process_finds_ends_all(graph, tmp_path, small_blocks):
@@ -299,7 +255,7 @@ def test_damage_in_own_rows_that_one_process_finds_ends_all(graph, tmp_path, sma
     with pytest.raises(InputError, match=rf"node rank 2: .*{path.name}: is damaged: its checksum"):
         together(
             ThreadGroup.members(3),
-            lambda group: taken(world, parts, before, group, [0, 1, 2], after, tmp_path / f"now {group.rank}", True),
+            lambda group: taken(world, parts, before, group, [0, 1, 2], after, tmp_path / f"now {group.rank}"),
         )
 
 

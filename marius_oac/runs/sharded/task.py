@@ -54,7 +54,6 @@ from marius_oac.runs.spread.handover import Handover
 from marius_oac.runs.spread.spread import num_shards, spread
 from marius_oac.runs.task import Components, Peers, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
-from marius_oac.runtime.machine.topology import running_kernel
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.placement import Placement
 from marius_oac.types import Plan, Step, present
@@ -357,8 +356,7 @@ class ShardedTask(Task):
         """Loads this process's rows from a checkpoint of other processes. Collective."""
         before = cast(ShardedCheckpoint, whole)
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
-        one_machine = len(set(self.group.gather(running_kernel()))) == 1
-        handover = Handover(self.group, carriers, self.peers.agreed, one_machine)
+        handover = Handover(self.group, carriers, self.peers.agreed)
         placement, dense = self.peers.agreed(lambda: (before.placement, DenseBefore.read(before)))
         self.rows.take(before.parts, placement, parts.stores, handover)
         built = present(self._built)

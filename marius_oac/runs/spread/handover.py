@@ -1,9 +1,9 @@
-"""Brings the rows of a checkpoint to the processes that carry them now, where other processes have written it.
+"""Brings the keys of a checkpoint, with their rows, to the processes that carry them now, where other processes have
+written it.
 
 Each process that carries rows reads an equal part of every file, once, and sends each row to the process that it
-belongs to. Were every process to read its own rows, it would have to read nearly all blocks of all files where rows lie
-in another order than that of their shards: the rows of keys lie in the order in which training met them. Numbered rows
-lie shard by shard. Of large shards each process reads its own rows directly, which nothing has to send (`Ranges`).
+belongs to. Were every process to read its own rows, it would have to read nearly all blocks of all files: the rows of
+keys lie in the order in which training met them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ import torch
 
 from marius_oac.errors import CheckpointError
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
-from marius_oac.storage.placement import IdPlaces
+from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
 from marius_oac.storage.snapshots import SavedTable
 
 NOBODY = -1
 """In place of a process: the row is not needed any more."""
-MOST_READ, MOST_READ_ON_ONE_MACHINE = 1.2, 4.0
-"""Times the bytes of its own rows that a process may read in order to avoid an exchange. Processes of one machine find
-in its memory what another one has read, which is several times as fast as an exchange."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +31,16 @@ class Handover:
     Attributes:
         carriers: ranks of the processes that carry rows, in the order of the placement's nodes.
         agreed: `Peers.agreed` of these processes.
-        one_machine: whether all of them run on one.
     """
 
     group: Group
     carriers: Sequence[int]
     agreed: Callable[[Callable[[], Any]], Any]
-    one_machine: bool = False
 
     @property
     def place(self) -> int | None:
         """The number of this process among the carriers; None: it carries no rows."""
         return self.carriers.index(self.group.rank) if self.group.rank in self.carriers else None
-
-    def reads_directly(self, ranges: Ranges, blocks: Sequence[tuple[int, int]]) -> bool:
-        """Whether each carrier reads its own rows of a part, or an exchange brings them. The same on all processes.
-        `blocks`: see `SavedTable.blocks`."""
-        most = MOST_READ_ON_ONE_MACHINE if self.one_machine else MOST_READ
-        return bool((ranges.bytes_read(blocks) <= most * ranges.bytes_own(blocks)).all())
 
     @property
     def leads(self) -> bool:
@@ -102,69 +90,6 @@ class Handover:
         received = [torch.empty((0 if mine is None else theirs[mine], width), dtype=torch.float32) for theirs in counts]
         self.group.all_to_all([each.contiguous() for each in sent], received)
         return [received[carrier].numpy() for carrier in self.carriers]
-
-
-@dataclass(frozen=True, eq=False)
-class Ranges:
-    """The numbered rows of one part, which lie shard by shard, and where they belong now.
-
-    Attributes:
-        carriers: the number of processes that carry rows now.
-        places: int64 [s], the process of each virtual shard that has rows, ascending.
-        first: int64 [s], where the shard begins in the part; of one process ascending.
-        sizes: int64 [s], its rows.
-        now: int64 [s], where it begins on its process.
-    """
-
-    carriers: int
-    places: np.ndarray
-    first: np.ndarray
-    sizes: np.ndarray
-    now: np.ndarray
-
-    @classmethod
-    def of(cls, before: IdPlaces, node: int, now: IdPlaces) -> Ranges:
-        """Those of the part of process `node`, before and now."""
-        sizes, shards = before.shard_sizes, before.placement.shards_of(node)
-        shards = shards[sizes[shards] > 0]
-        shards = shards[np.argsort(now.placement.nodes[shards], kind="stable")]
-        places = now.placement.nodes[shards].astype(np.int64)
-        return cls(now.placement.num_nodes, places, before.first_rows[shards], sizes[shards], now.first_rows[shards])
-
-    def bytes_own(self, blocks: Sequence[tuple[int, int]]) -> np.ndarray:
-        """The bytes of each process's rows in the files of a table, int64 [carriers]; `blocks`: see
-        `SavedTable.blocks`."""
-        return self._sums(self.sizes) * sum(row for row, _ in blocks)
-
-    def bytes_read(self, blocks: Sequence[tuple[int, int]]) -> np.ndarray:
-        """The bytes that each process reads to get its rows, int64 [carriers]: whole blocks of each file, each block
-        once. They count from the first row, after the file's header."""
-        total = np.zeros(self.carriers, np.int64)
-        same = np.diff(self.places, prepend=-1) == 0
-        for row, block in blocks:
-            begin, end = self.first * row // block, ((self.first + self.sizes) * row - 1) // block
-            begun = same & (begin == np.roll(end, 1))  # by the range before, of the same process
-            total += block * self._sums(end - begin + 1 - begun)
-        return total
-
-    def load(self, place: int | None, saved: SavedTable, store: ParameterStore | None) -> None:
-        """Reads the rows of process `place`, and sets those of its store to them; None: it carries none, and does
-        nothing. Raises CheckpointError if the table is damaged."""
-        if place is None or store is None:
-            return
-        own = slice(*np.searchsorted(self.places, (place, place + 1)))
-        for first, size, now in zip(*(each[own].tolist() for each in (self.first, self.sizes, self.now)), strict=True):
-            for begin in range(0, size, ROWS_PER_BLOCK):
-                end = min(begin + ROWS_PER_BLOCK, size)
-                rows, timestamps = saved.read(slice(first + begin, first + end))
-                saved.check_timestamps(timestamps)
-                store.load(now + begin, timestamps, rows)
-
-    def _sums(self, numbers: np.ndarray) -> np.ndarray:
-        """Of each process, int64 [carriers]."""
-        total = np.zeros(self.carriers, np.int64)
-        np.add.at(total, self.places, numbers)
-        return total
 
 
 def row_bytes(layout: RowLayout) -> int:

@@ -24,14 +24,14 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.rows import NumberedTables
 from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, of_one_plan
-from marius_oac.runs.spread.handover import Handover, Ranges, cut, row_bytes, whole_rows
+from marius_oac.runs.spread.handover import Handover
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine.binding import Binding
-from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.placement import IdPlaces, Placement
-from marius_oac.storage.snapshots import PARTS, SavedTable
-from marius_oac.types import Plan
+from marius_oac.storage.snapshots import PARTS
+from marius_oac.types import Plan, present
 
 
 @dataclass(frozen=True)
@@ -129,28 +129,29 @@ class NumberedRows(NumberedTables, SpreadRows):
     def take(
         self, parts: Sequence[Checkpoint], before: Placement, stores: Sequence[ParameterStore], handover: Handover
     ) -> None:
-        """See `SpreadRows.take`."""
-        theirs = IdPlaces(self.count, before)
-        of_name = {store.name: store for store in stores}
+        """See `SpreadRows.take`; each process reads its own rows."""
+        theirs, of_name = IdPlaces(self.count, before), {store.name: store for store in stores}
         for store in stores:
             store.resize(store.num_rows)  # all rows are loaded: they need no initial values
-        for name, layout in self.layouts.items():
+        for name in self.layouts:
             for node, part in enumerate(parts):
-                saved, blocks = handover.agreed(partial(_saved, part, name, theirs.num_rows(node), layout))
-                ranges = Ranges.of(theirs, node, self.places)
-                if handover.reads_directly(ranges, blocks):
-                    handover.agreed(partial(ranges.load, handover.place, saved, of_name.get(name)))
-                    continue
-                for block in handover.blocks(theirs.num_rows(node)):
-                    read = partial(self._read, saved, theirs, node, block)
-                    for rows in handover.send(row_bytes(layout) + 8, read):
-                        if len(rows):
-                            _load(of_name[name], rows)
+                handover.agreed(partial(self._take_own, part, name, theirs, node, of_name.get(name)))
 
-    def _read(self, saved: SavedTable, theirs: IdPlaces, node: int, block: range) -> tuple[np.ndarray, np.ndarray]:
-        """Some rows of a part, each with its new number in front, and their owners."""
-        owners, numbers = self.places.find(theirs.ids_on(node, np.arange(block.start, block.stop)))
-        return np.concatenate((numbers.view(np.float32).reshape(-1, 2), whole_rows(saved, block)), axis=1), owners
+    def _take_own(self, part: Checkpoint, name: str, theirs: IdPlaces, node: int, store: ParameterStore | None) -> None:
+        """Loads this process's rows of a table from the part of one node; None: it carries none. Raises CheckpointError
+        if the table is damaged, or has another shape."""
+        saved, total, layout = part.table(name), theirs.num_rows(node), self.layouts[name]
+        found = [saved.rows(each).shape for each in PARTS]
+        if found != [(total, layout.dimension), (total, layout.state_width), (total,)]:
+            raise CheckpointError(f"is damaged: {name} has not the rows that belong to each node", part.path)
+        for first in range(0, total if store is not None else 0, ROWS_PER_BLOCK):
+            there = np.arange(first, min(first + ROWS_PER_BLOCK, total))
+            owners, numbers = self.places.find(theirs.ids_on(node, there))
+            own = np.flatnonzero(owners == self.part.place)
+            if own.size:
+                rows, timestamps = saved.read(there[own])
+                saved.check_timestamps(timestamps)
+                _load(present(store), numbers[own], timestamps, rows)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """None: the placement says where rows lie."""
@@ -167,17 +168,7 @@ class NumberedRows(NumberedTables, SpreadRows):
         return {}
 
 
-def _saved(part: Checkpoint, name: str, rows: int, layout: RowLayout) -> tuple[SavedTable, Sequence[tuple[int, int]]]:
-    """A table of a part, and `SavedTable.blocks`. Raises CheckpointError if it has another shape."""
-    saved = part.table(name)
-    found = [saved.rows(each).shape for each in PARTS]
-    if found != [(rows, layout.dimension), (rows, layout.state_width), (rows,)]:
-        raise CheckpointError(f"is damaged: {name} has not the rows that belong to each node", part.path)
-    return saved, saved.blocks()
-
-
-def _load(store: ParameterStore, rows: np.ndarray) -> None:
-    """Loads rows that have their numbers in front. Those of a virtual shard lie together, here and there."""
-    numbers = np.ascontiguousarray(rows[:, :2]).view(np.int64)[:, 0]
+def _load(store: ParameterStore, numbers: np.ndarray, timestamps: np.ndarray, rows: np.ndarray) -> None:
+    """Sets rows of these numbers. Those of a virtual shard lie together."""
     for run in np.split(np.arange(numbers.size), np.flatnonzero(np.diff(numbers) != 1) + 1):
-        store.load(int(numbers[run[0]]), *cut(rows[run, 2:]))
+        store.load(int(numbers[run[0]]), timestamps[run], rows[run])

@@ -5,7 +5,7 @@ Guarantees: any number of threads may read at once. Every page is checked agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -149,11 +149,6 @@ class PagedArray:
                 self._rows(files, rows[part], found[part], timestamps[part])
         return found, timestamps
 
-    @property
-    def page_bytes(self) -> int:
-        """The size of a page in bytes."""
-        return self._listing.page_bytes
-
     def pages_besides(self, other: PagedArray | None) -> Iterator[np.ndarray]:
         """Yields the pages that were written and are not the same in `other`, an array of the same table: int64 [n]."""
         for first in range(0, len(self._slots), _PAGES_AT_ONCE):
@@ -247,16 +242,11 @@ class SavedPages(SavedTable):
         slots, checksums = map(self.array, self.parts)
         return PagedArray(self._tables, listing, self.name, self.about, slots, checksums, part, self._kept_by)
 
-    def blocks(self) -> Sequence[tuple[int, int]]:
-        """See `SavedTable.blocks`."""
-        page = self._values.page_bytes
-        return [(page // self._values.rows_per_page, page)]
-
     @cached_property
     def _values(self) -> PagedArray:
         return self.rows("values")
 
-    def read(self, which: slice) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, which: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `SavedTable.read`."""
         return self._values.whole(which)
 
