@@ -11,7 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -80,19 +80,18 @@ class Agreement:
         self._group.allgather([texts], [mine]).wait()
         return [each.numpy().tobytes() for each in texts]
 
-    def same(self, call: str, values: Mapping[str, Any]) -> None:
-        """Raises InputError if a value differs between processes; the line has the first one that does."""
-        texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
-        every = self.gather(call, texts)
-        for rank, other in enumerate(every):
-            for name, text in every[0].items():
-                if other[name] != text:
-                    there = f"{shown(json.loads(text))} on rank 0 and {shown(json.loads(other[name]))} on rank {rank}"
-                    raise InputError(f"{name} must be the same in all processes: it is {there}", "Engine")
-
     def close(self) -> None:
         """Leaves; no call follows."""
         self._group = None
+
+
+def check_same(every: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InputError if a value differs between processes, by rank; the line has the first one that does."""
+    for rank, other in enumerate(every):
+        for name, value in every[0].items():
+            if other[name] != value:
+                there = f"{shown(value)} on rank 0 and {shown(other[name])} on rank {rank}"
+                raise InputError(f"{name} must be the same in all processes: it is {there}", "Engine")
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:

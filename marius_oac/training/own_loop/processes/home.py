@@ -48,7 +48,7 @@ from marius_oac.training.own_loop.home import Home
 from marius_oac.training.own_loop.key_forms import KeyArray
 from marius_oac.training.own_loop.pipeline import LoopStep, OpenBatch
 from marius_oac.training.own_loop.planner import Fed, LoopPlanner
-from marius_oac.training.own_loop.processes.agreement import Agreement
+from marius_oac.training.own_loop.processes.agreement import Agreement, check_same
 from marius_oac.training.own_loop.processes.batches import SharedPlanner, SharedStep
 from marius_oac.training.own_loop.processes.exchange import LoopRows, SharedSource
 from marius_oac.training.own_loop.processes.shard import FRAMES, LoopShard, LoopTable
@@ -103,7 +103,7 @@ class Processes(Home):
             values |= {
                 f"{name} of table {each.table.name!r}": value for name, value in told.items() if name != "initial"
             }
-        self._agreement.same("makes an engine", values)
+        check_same(self._agreement.gather("makes an engine", values))
 
     def _connect(self, feedings: Sequence[Feeding], in_flight: int) -> None:
         rank, size = self._share
@@ -171,20 +171,14 @@ class Processes(Home):
     def begin(self, first: int, accumulate: int, uneven: str) -> None:
         """See `Home.begin`."""
         what = "begins a loop"
-        self._same(what, accumulate=accumulate, uneven=uneven, first=first, before=self._last)
+        check_same(
+            self._agreed(what, {"accumulate": accumulate, "uneven": uneven, "first": first, "before": self._last})
+        )
         self.wait_until_written()
         self._agreed(what)  # nobody pushes anything of the loop before
         self._server.begin(first, self._shard)
         self._agreed(what)
         self._first = first
-
-    def _same(self, call: str, **values: Any) -> None:
-        every = self._agreed(call, values)
-        for rank, other in enumerate(every):
-            for name, value in other.items():
-                if value != every[0][name]:
-                    raise InputError(f"{name} is {every[0][name]} on rank 0 and {value} on rank {rank}, where each "
-                                     f"{call}", "Engine")  # fmt: skip
 
     def source(self, mode: str, stop: Callable[[], None]) -> RowSource:
         """See `Home.source`."""

@@ -151,7 +151,7 @@ def test_skipped_steps_and_batches_that_are_one_unit(tmp_path):
 def test_padding_with_any_loader_and_in_units(tmp_path):
     for rank, (lines, *found) in enumerate(results(tmp_path, "padded_ways")["padded_ways"]):
         parts = (("the loader gave none", "rank 0 goes no further")[rank],
-                 "uneven is error on rank 0 and pad on rank 1, where each begins a loop")  # fmt: skip
+                 "uneven must be the same in all processes: it is 'error' on rank 0 and 'pad' on rank 1")  # fmt: skip
         assert len(lines) == len(parts) and all(part in line for part, line in zip(parts, lines, strict=True)), lines
         for (accumulate, fewer), (weights, *result) in zip(((1, 5), (1, 6), (2, 5)), found, strict=True):
             own = (7, fewer)[rank]
