@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from marius_oac import train
-from marius_oac.errors import CheckpointError
+from marius_oac.errors import CheckpointError, InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.checkpoints.origin import Origin, apart, new_token
 from marius_oac.runs.checkpoints.retention import Checkpoints
@@ -19,6 +19,7 @@ from marius_oac.runs.sharded.checkpoint import PACKING, PLACE
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.verification import verify
 from marius_oac.storage.placement import Placement
+from marius_oac.training.cluster import _opened
 from tests.graphs import tiny_config
 from tests.hostile import reseal_checkpoint
 from tests.nodes.worlds import together
@@ -233,6 +234,24 @@ def test_processes_that_each_open_their_own_part_compare_them(nodes, what):
 
     together(ThreadGroup.members(2, names=["a", "b"]), restore)
     assert errors == [f"{nodes.path(1)}/checkpoints/{NAME}: {WRONG[what][1]}"] * 2
+
+
+@pytest.mark.parametrize("of", [{}, {"run": "0" * 16}])
+def test_no_process_opens_the_folder_of_a_node_of_another_run(nodes, of):
+    nodes.save(1, **of)
+    errors = []
+
+    def go_on(group):
+        task = SimpleNamespace(peers=ClusterPeers(group), group=group, fingerprint="abc", run_files=dict)
+        about = SimpleNamespace(rank=group.rank), nodes.folder.config, task, nodes.id
+        try:
+            with _opened(nodes.folder.path, nodes.path(group.rank), *about):
+                pass
+        except InputError as error:
+            errors.append(str(error).removeprefix("node b: "))
+
+    together(ThreadGroup.members(2, names=["a", "b"]), go_on)
+    assert errors == [f"{nodes.path(1)}/run.json: is of another run than that of the first node"] * 2 * bool(of)
 
 
 def facts(number, **changes):

@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 import marius_oac.torch as mt
 from marius_oac.errors import CheckpointError
-from marius_oac.training.own_loop.shared_checkpoints import _newest_whole
+from marius_oac.training.own_loop.layouts import part_at
+from marius_oac.training.own_loop.shared_checkpoints import _newest_whole, _of_others
+from marius_oac.training.own_loop.sharing import Share
 from tests.training.own_loop.processes import ranks
 from tests.training.own_loop.processes.ranks import Training, batches, concatenated
 from tests.training.own_loop.processes.spawned import ended, results, spawn
@@ -260,6 +263,17 @@ def test_the_newest_checkpoint_that_is_whole_is_taken(there, found, tmp_path):
             _newest_whole(there, tmp_path)
     else:
         assert _newest_whole(there, tmp_path) == found
+
+
+@pytest.mark.parametrize("sessions", ["11", "12"])
+def test_one_process_goes_on_from_parts_of_two_only_if_they_were_saved_together(tmp_path, sessions):
+    for rank, session in enumerate(sessions):
+        part = part_at(tmp_path, rank, 2)
+        part.saved_as(16 * session, rank, 2)
+        part.save(10, [], {}, {}, keep=1)
+    together = sessions == "11"
+    with nullcontext() if together else pytest.raises(CheckpointError, match="was saved at another start of the run"):
+        assert _of_others(tmp_path, "0000000010", 2, Share()).batch_index == 10
 
 
 @pytest.mark.slow
