@@ -24,19 +24,19 @@ _HOMES = {
     "Graph": "data.graphs.graph",
     "Loss": "models.link_prediction.losses",
     "Network": "models.ctr.network",
-    "PrepareRequest": "data.prepare.prepare",
+    "PrepareRequest": "prepare.prepare",
     "Run": "training.local",
     "TrainedClickModel": "tasks.ctr.trained",
     "TrainedModel": "tasks.link_prediction.trained",
     "UpdateRule": "models.compute.update_rules",
     "open_run": "training.local",
-    "prepare": "data.prepare.prepare",
+    "prepare": "prepare.prepare",
     "resume": "training.local",
     "train": "training.local",
     "verify": "runs.verification",
 }
 
-_MODULES = {"dgl": "dgl", "ray": "training.on_ray", "testing": "testing", "torch": "torch"}
+_MODULES = {"dgl": "dgl", "ray": "nodes.training.on_ray", "testing": "testing", "torch": "torch"}
 
 __all__ = list(_HOMES)
 

@@ -193,7 +193,8 @@ def _import_all() -> None:
 
     from marius_oac.cli import commands  # noqa: F401
     from marius_oac.nodes.launch import elastic, guard, launch, remote  # noqa: F401
-    from marius_oac.training import cluster, local  # noqa: F401
+    from marius_oac.nodes.training import cluster  # noqa: F401
+    from marius_oac.training import local  # noqa: F401
 
     numba.njit(lambda array: array.sum())(np.zeros(1))
     _load_kernels()

@@ -13,9 +13,9 @@ import pytest
 from benchmarks.generate.graph import GeneratedGraph, write_graph
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.pipeline.stages import BatchResult
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.session import Session
 from marius_oac.tasks.link_prediction.task import GraphTask
 

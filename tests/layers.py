@@ -23,14 +23,19 @@ LAYERS = (
     ("kernels", "config"),
     ("storage", "models"),
     ("data", "pipeline"),
-    ("nodes", "evaluation"),
+    ("evaluation",),
     ("runs",),
     ("tasks",),
     ("training",),
-    ("cli", "dgl", "testing", "torch"),
+    ("nodes", "prepare"),
+    ("insight", "torch"),
+    ("cli", "dgl", "testing"),
     ("__init__", "__main__"),
 )
 """Rooms of the root. Each imports those of the lines above its own alone; users import from the last two."""
+
+WINGS = ("nodes", "torch", "insight", "prepare")
+"""Rooms that the core below them does not import, nor they each other; `torch.processes` may use `nodes`."""
 
 Arrows = Mapping[str, set[str]]
 

@@ -29,8 +29,9 @@ TURNS = 7
 INSTALLED = ("setup.cfg", "constraints.txt")
 """What decides which packages an environment has."""
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
-    "test-dgl": ("marius_oac/dgl.py", "marius_oac/data/dgl", "marius_oac/models/gnn", "tests/data/dgl"),
-    "test-loops": ("marius_oac/torch.py", "marius_oac/training/own_loop", "marius_oac/runs/tracking", "examples",
+    "test-dgl": ("marius_oac/dgl.py", "marius_oac/data/dgl", "marius_oac/prepare/dgl", "marius_oac/models/gnn",
+                 "tests/data/dgl"),
+    "test-loops": ("marius_oac/torch", "marius_oac/runs/tracking", "examples",
                    "tests/examples", "docs/own_loop_examples.md"),
     "test-ray": ("marius_oac/nodes/launch", "tests/nodes/test_on_ray.py"),
     "docs": ("docs", "mkdocs.yml", "README.md"),

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
-from marius_oac.data.prepare.text import read_pieces
+from marius_oac.data.reading.text import read_pieces
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 
 GIB = 1 << 30
 BOUND_GIB = 4.0

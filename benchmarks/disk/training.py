@@ -29,8 +29,8 @@ from benchmarks.machine import machine
 from benchmarks.turns import Contestant, take_turns
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.session import Session
 from marius_oac.runs.task import Task

@@ -47,8 +47,8 @@ from benchmarks.turns import Contestant, Times, take_turns
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import Labels, read_labels
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.session import Session
 from marius_oac.tasks.node_classification.task import NodeClassificationTask
 

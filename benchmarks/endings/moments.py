@@ -44,7 +44,7 @@ import yaml
 from benchmarks.endings.nodes import SSH, name_of
 from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from tests.ports import free_ports
 
 TIMEOUT = 10
@@ -178,7 +178,7 @@ class Run:
 def is_trainer(process: psutil.Process) -> bool:
     """Whether it is the trainer of an actor on Ray."""
     with contextlib.suppress(psutil.Error):
-        return "marius_oac.training.trainer" in process.cmdline()
+        return "marius_oac.nodes.training.trainer" in process.cmdline()
     return False
 
 

@@ -30,7 +30,7 @@ import psutil
 from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 
 PATIENCE = 180.0  # seconds until a process that has not done what it should is given up
 START_SECONDS = 0.5

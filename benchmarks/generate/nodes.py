@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 from benchmarks.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.folders import new_folder
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.reading.edge_file import ReadOptions
+from marius_oac.data.splits import SPLITS
 from marius_oac.errors import InputError
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runtime.command import Parser, run_command
 from marius_oac.runtime.console import logger
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 
 
 def generated_graph(folder: Path, nodes: int, edges: int, relations: int) -> Graph:

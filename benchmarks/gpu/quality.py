@@ -13,8 +13,8 @@ from benchmarks.gpu.graphs import generated_graph
 from benchmarks.gpu.part import Missing, Part, Table
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.splits import SPLITS
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.session import Session
 from marius_oac.training.local import start_task, train
 from tests.click_logs import generated_days

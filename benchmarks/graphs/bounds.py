@@ -18,9 +18,9 @@ from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.pipeline import runner
 from marius_oac.pipeline.validation import Cache
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.session import Session
 from marius_oac.tasks.link_prediction.memory import plan_memory
 from marius_oac.tasks.link_prediction.task import GraphTask

@@ -29,12 +29,12 @@ import torch
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.splits import SPLITS
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import evaluate
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.models.link_prediction.decoders import make_decoder
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.memory.plan import return_freed_memory
 from marius_oac.types import Side
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.generate.graph import GeneratedGraph, write_graph
 from benchmarks.machine import machine
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 
 BOUND = 0.15
 ROW_BYTES = 808  # of dimension 100 with Adagrad

@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.generate.graph import GeneratedGraph, write_graph
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.pipeline.stages import Probe
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.session import Session
 from marius_oac.tasks.link_prediction.task import GraphTask
 

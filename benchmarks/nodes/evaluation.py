@@ -38,8 +38,8 @@ from marius_oac.evaluation.link_prediction import _Ranking
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.nodes.groups.torch_group import TorchGroup
+from marius_oac.nodes.sharded.evaluation import SharedEvaluation
 from marius_oac.runs.session import Session
-from marius_oac.runs.sharded.evaluation import SharedEvaluation
 from marius_oac.tasks.ctr.predict import ClickPredictor
 from marius_oac.training.local import start_task
 

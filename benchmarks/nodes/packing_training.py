@@ -23,8 +23,8 @@ from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import open_graph
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.task import ShardedTask
 from marius_oac.nodes.shards.packing import even, heaviest, pack
-from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.storage.placement import NUM_SHARDS
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask

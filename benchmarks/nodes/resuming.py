@@ -24,12 +24,12 @@ from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.machine import machine
 from marius_oac.config.task import build_config
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.peers import ClusterPeers
+from marius_oac.nodes.spread.contract import Part, SpreadRows
+from marius_oac.nodes.spread.handover import Handover
+from marius_oac.nodes.spread.key_move import shard_of_rows
+from marius_oac.nodes.spread.spread import spread
 from marius_oac.runs.checkpoints.retention import Checkpoints
-from marius_oac.runs.sharded.peers import ClusterPeers
-from marius_oac.runs.spread.contract import Part, SpreadRows
-from marius_oac.runs.spread.handover import Handover
-from marius_oac.runs.spread.key_move import shard_of_rows
-from marius_oac.runs.spread.spread import spread
 from marius_oac.runtime.files import checked
 from marius_oac.runtime.machine.binding import UNBOUND
 from marius_oac.storage.placement import Placement

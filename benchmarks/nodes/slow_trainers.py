@@ -23,7 +23,7 @@ from typing import Any
 
 from marius_oac.cli import commands
 from marius_oac.nodes.launch import launch
-from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
+from marius_oac.nodes.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runtime.command import end_at_once
 from marius_oac.types import BatchData, Step
 

@@ -23,8 +23,8 @@ from benchmarks.generate.log import LogSpec, write_day
 from benchmarks.generate.nodes import write_features, write_labels
 from benchmarks.machine import machine
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 
 SEEDS = (0, 1, 2)
 NODES = (2, 3)

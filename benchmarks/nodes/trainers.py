@@ -25,6 +25,7 @@ from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.sync_server import SyncServer, SyncServers
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.task import ShardedTask
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
@@ -34,7 +35,6 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.stages import BatchResult
 from marius_oac.runs.session import Session
-from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import blas
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.machine.binding import Binding

@@ -22,7 +22,7 @@ from benchmarks.slow_link import SlowLink
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.task import TaskConfig
-from marius_oac.runs.report.history import read_history
+from marius_oac.insight.report.history import read_history
 from marius_oac.training.local import train
 
 WORKERS = ("plan", "read", "upload", "download", "write")

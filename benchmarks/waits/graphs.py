@@ -18,7 +18,7 @@ from benchmarks.waits import checkpoints
 from benchmarks.waits.measured import Wait, files_in, read_files, size_of, write_bytes
 from marius_oac.config.task import build_config
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runtime.files.atomic import sync
 from marius_oac.tasks.trained import Question
 from marius_oac.training.local import train

@@ -35,9 +35,9 @@ _PREDICT = "Predict tails of (head, relation, ?), heads of (?, relation, tail), 
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    from marius_oac.data.dgl.prepare import prepare_source
-    from marius_oac.data.prepare.edge_file import ReadOptions
-    from marius_oac.data.prepare.prepare import PrepareRequest
+    from marius_oac.data.reading.edge_file import ReadOptions
+    from marius_oac.prepare.dgl.prepare import prepare_source
+    from marius_oac.prepare.prepare import PrepareRequest
 
     read = ReadOptions(
         columns=_columns(args),
@@ -56,8 +56,8 @@ def _columns(args: argparse.Namespace) -> tuple[str, ...] | None:
 
 
 def _init(args: argparse.Namespace) -> None:
-    from marius_oac.cli.init.config import InitRequest, init
-    from marius_oac.cli.init.log import LogRequest
+    from marius_oac.prepare.init.config import InitRequest, init
+    from marius_oac.prepare.init.log import LogRequest
 
     log = LogRequest(args.label, tuple(args.positive), args.delimiter, args.split)
     kind = KINDS.get(args.task)
@@ -86,7 +86,7 @@ def _train(args: argparse.Namespace) -> int | None:
             raise InputError("is for click logs (task: ctr)", option) from None
         raise
     if how := on_ray(args):
-        from marius_oac.training.on_ray import start_training
+        from marius_oac.nodes.training.on_ray import start_training
 
         return start_training(config, args.out, trace=args.trace, **how)
     if (request := _request(args)).wanted:
@@ -101,7 +101,7 @@ def _train(args: argparse.Namespace) -> int | None:
 
 def _resume(args: argparse.Namespace) -> int | None:
     if how := on_ray(args):
-        from marius_oac.training.on_ray import start_resuming
+        from marius_oac.nodes.training.on_ray import start_resuming
 
         resumed = _resumed(args)
         resumed["data_path"] = args.data_path and str(args.data_path.absolute())
@@ -138,7 +138,7 @@ def _train_on_nodes(request: Request, args: argparse.Namespace, config: TaskConf
     def train(place: Place) -> object:
         with compiling(kernel_groups(config, over_nodes=True)):
             with imports():
-                from marius_oac.training.cluster import train_on_nodes
+                from marius_oac.nodes.training.cluster import train_on_nodes
 
             return train_on_nodes(config, place, args.out, trace=args.trace)
 
@@ -151,7 +151,7 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
 
     def resume(place: Place) -> object:
         with imports():
-            from marius_oac.training.cluster import resume_on_nodes
+            from marius_oac.nodes.training.cluster import resume_on_nodes
 
         return resume_on_nodes(args.run, place, args.set, **_resumed(args))
 
@@ -161,7 +161,7 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace) -> None:
     with imports():
-        from marius_oac.training.tune.search import TuneRequest, tune
+        from marius_oac.insight.tune.search import TuneRequest, tune
 
     shared = {name: getattr(args, name) for name in ("config", "space", "trials", "out", "keep")}
     report(tune(TuneRequest(overrides=tuple(args.set), **shared)))
@@ -170,7 +170,7 @@ def _tune(args: argparse.Namespace) -> None:
 def _attach(args: argparse.Namespace) -> None:
     with imports():
         from marius_oac.config.cluster import ClusterConfig
-        from marius_oac.training.elastic import attach
+        from marius_oac.nodes.training.elastic import attach
 
     report(f"trained {attach(ClusterConfig.load(args.nodes), args.set, trust=args.trust):,} batches")
 

@@ -30,7 +30,7 @@ def before_training(request: Request, config: TaskConfig, out: Path | None) -> N
             check_new_run(out)
     for _, text in named(config, GRAPH):
         if not Path(text).exists():
-            from marius_oac.data.prepare.registry import dataset_of
+            from marius_oac.data.reading.registry import dataset_of
 
             dataset_of(text)
     _check_files(text for key, text in named(config, FILE) if not key.startswith("storage."))

@@ -34,7 +34,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def make_report(args: argparse.Namespace) -> None:
     """Writes the report."""
     with imports():
-        from marius_oac.runs.report.page import write_report
+        from marius_oac.insight.report.page import write_report
 
     opened = {"data_path": args.data_path, "trust": args.trust}
     if not args.quality and any(opened.values()):
@@ -67,7 +67,7 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
 def watch_run(args: argparse.Namespace) -> None:
     """Shows a run while it trains."""
     with imports():
-        from marius_oac.runs.watch.watch import Looks, watch
+        from marius_oac.insight.watch.watch import Looks, watch
 
     page = args.page or args.open
     every = (10.0 if page else 2.0) if args.every is None else args.every

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from marius_oac.data.prepare.database import query_errors
+from marius_oac.data.reading.database import query_errors
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import check_place, sync
 from marius_oac.runtime.files.unfinished import flush_folder, new_part

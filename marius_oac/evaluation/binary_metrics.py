@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.data.prepare.database import query_errors
+from marius_oac.data.reading.database import query_errors
 from marius_oac.errors import MariusOacError
 from marius_oac.runtime.closing import Closable
 from marius_oac.types import present

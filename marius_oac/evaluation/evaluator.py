@@ -7,7 +7,7 @@ import numpy as np
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.given import MRR, GivenNegatives
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.splits import SPLITS, Split
+from marius_oac.data.splits import SPLITS, Split
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.evaluation import quality
 from marius_oac.evaluation.filters import KnownAnswers

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.splits import SPLITS
 from marius_oac.errors import InputError, MariusOacError
 from marius_oac.evaluation.blocks import Blocks
 from marius_oac.evaluation.filters import KnownAnswers

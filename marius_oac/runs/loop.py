@@ -179,7 +179,7 @@ class TrainingLoop:
     @contextmanager
     def _stopped_at_once(self) -> Iterator[None]:
         """Within the block a signal, also an earlier one, stops the run at once: a resumed run does the work again. Of
-        several processes see `runs.sharded.evaluation`."""
+        several processes see `nodes.sharded.evaluation`."""
         try:
             with stopped_at_once() if self._alone else nullcontext():
                 if self._alone and self.session.pipeline.stop_requested:

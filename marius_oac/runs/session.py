@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from marius_oac.config.task import TaskConfig
-from marius_oac.data.prepare.splits import Split
+from marius_oac.data.splits import Split
 from marius_oac.errors import ConfigError, InputError, shown
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.rows import LocalSource

@@ -15,7 +15,7 @@ import torch
 
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
-from marius_oac.data.prepare.splits import Split
+from marius_oac.data.splits import Split
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.rows import RowSource

@@ -19,13 +19,13 @@ from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runs.checkpoints.checkpoint import MANIFEST, TABLES
 from marius_oac.runs.checkpoints.origin import apart
+from marius_oac.runs.checkpoints.parts import NODES, Layout, identity_of
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import BEST, FOLDER, SAVED, Checkpoints, read_saved
 from marius_oac.runs.folder.about import ABOUT, About
 from marius_oac.runs.folder.folder import CONFIG, SUMMARY, RunFolder
 from marius_oac.runs.folder.metrics import METRICS, MetricsFile, Prefix
 from marius_oac.runs.folder.order import ORDER, OrderFile
-from marius_oac.runs.sharded.checkpoint import NODES, Layout, identity_of
 from marius_oac.runtime.files.hashing import check_files
 from marius_oac.runtime.files.untrusted import DescribedFile, ListedFile, typed
 from marius_oac.runtime.progress import Progress

@@ -18,7 +18,7 @@ from marius_oac.config.task import TaskConfig
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph, open_graph
-from marius_oac.data.prepare.splits import Split, check_split
+from marius_oac.data.splits import Split, check_split
 from marius_oac.errors import InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.predict import Prediction

@@ -19,7 +19,6 @@ import torch
 from marius_oac.config.task import TaskConfig
 from marius_oac.kernels.ahead import cache_folder, processor
 from marius_oac.models.compute.multiply import BFLOAT16, TORCH, Layer, Times, times_of
-from marius_oac.nodes.groups.contract import Group
 from marius_oac.runtime import blas
 from marius_oac.tasks.registry import entry_of
 
@@ -70,13 +69,6 @@ def _place(layer: Layer) -> Path | None:
     versions = f"{np.__version__} {torch.__version__} {blas.kernels()} {processor()}"
     name = f"marius_oac.products.{'x'.join(map(str, layer))}.{hashlib.sha256(versions.encode()).hexdigest()[:16]}.json"
     return None if folder is None else folder / name
-
-
-def agreed(config: TaskConfig, own: TaskConfig, group: Group) -> tuple[TaskConfig, list[str]]:
-    """The configuration with what the first process has chosen, by its `own`: the same for all; its remarks are for
-    its user. Collective."""
-    library, notes = ("", []) if group.rank else chosen(own)
-    return config.with_products(group.gather(library)[0]), notes
 
 
 def kept(config: TaskConfig, before: TaskConfig) -> TaskConfig:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs import identity
-from marius_oac.data.prepare.layout import fingerprint
+from marius_oac.data.layout import fingerprint
 from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.checkpoint import MANIFEST
 from marius_oac.runs.folder.about import decisive

@@ -3,7 +3,7 @@
 import subprocess
 
 from marius_oac.cli.commands import main
-from marius_oac.cli.init.graph import one_to_look_at
+from marius_oac.prepare.init.graph import one_to_look_at
 from tests.data.written_edges import written
 
 

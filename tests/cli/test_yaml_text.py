@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from marius_oac.cli.init.yaml_text import scalar
+from marius_oac.prepare.init.yaml_text import scalar
 
 
 @pytest.mark.parametrize("value, written", [

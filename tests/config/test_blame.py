@@ -4,7 +4,7 @@ import pytest
 
 from marius_oac.cli.commands import main
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.prepare import text_parser
+from marius_oac.data.reading import text_parser
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.run_folders import says, write_config

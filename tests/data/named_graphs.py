@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 
 NAMES = [
     *"abcdefgh",

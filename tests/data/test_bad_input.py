@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.generate.graph import GeneratedGraph
-from marius_oac.data.prepare import prepare as prepare_module
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.errors import InputError
+from marius_oac.prepare import prepare as prepare_module
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runtime.files.npy import GrowingNpyWriter
 
 GOOD = b"a\tr\tb\nb\tr\ta\na\tr\tc\n"
@@ -83,13 +83,13 @@ def test_text_and_damage(tmp_path, name, content, message):
 
 
 def test_a_line_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr("marius_oac.data.reading.text.BLOCK_BYTES", 1 << 20)
     content = GOOD + b"x" * (3 << 20)
     assert refused_file(tmp_path, "g.tsv", content) == ":4: no line ends within 1 MiB: not a text file"
 
 
 def test_lines_are_counted_across_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 100)
+    monkeypatch.setattr("marius_oac.data.reading.text.BLOCK_BYTES", 100)
     message = refused_file(tmp_path, "g.tsv", LONG + b"# c\n\n" + LONG + b"a\tb\n" + LONG)
     assert message == ":10003: 3 columns are expected, 2 found"
 
@@ -290,7 +290,7 @@ def test_disk_full_in_any_write_leaves_nothing(tmp_path, monkeypatch, call):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if call == 3:
-        monkeypatch.setattr("marius_oac.data.prepare.prepare.write_manifest", full)
+        monkeypatch.setattr("marius_oac.prepare.prepare.write_manifest", full)
     else:
         monkeypatch.setattr(GrowingNpyWriter, "append", lambda *args: full() if next(calls) == call else append(*args))
     message = refused(tmp_path / "o", source=str(tmp_path / "a.tsv"))
@@ -304,7 +304,7 @@ def test_a_disk_that_fails_under_the_data_base_is_one_line(tmp_path, monkeypatch
     def failing(*_):
         raise getattr(duckdb, kind)("FATAL Error: fsync failed!\n and more")
 
-    monkeypatch.setattr("marius_oac.data.prepare.encode.Encoder.resolve", failing)
+    monkeypatch.setattr("marius_oac.prepare.encode.Encoder.resolve", failing)
     message = refused(tmp_path / "o", source=str(tmp_path / "a.tsv"))
     assert message == f"{tmp_path}/o: can't be written: FATAL Error: fsync failed!; nothing was kept"
 
@@ -315,7 +315,7 @@ def test_other_faults_keep_their_traceback_and_leave_nothing(tmp_path, monkeypat
     def broken(*_):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("marius_oac.data.prepare.prepare.write_manifest", broken)
+    monkeypatch.setattr("marius_oac.prepare.prepare.write_manifest", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         prepare(PrepareRequest(source=str(tmp_path / "a.tsv"), out=tmp_path / "o"))
     assert os.listdir(tmp_path) == ["a.tsv"]
@@ -332,7 +332,7 @@ def test_disk_full_for_real(tmp_path, monkeypatch, mebibytes):
     try:
         rng = np.random.default_rng(0)
         np.save(tmp_path / "g.npy", rng.integers(0, 2**62, (100_000, 2)))
-        monkeypatch.setattr("marius_oac.data.prepare.reading.check_room", lambda *_: None)
+        monkeypatch.setattr("marius_oac.prepare.reading.check_room", lambda *_: None)
         message = refused(mount / "o", source=str(tmp_path / "g.npy"))
         assert message == f"{mount}/o: the disk is full; nothing was kept" and os.listdir(mount) == []
     finally:

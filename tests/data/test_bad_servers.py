@@ -16,10 +16,10 @@ from urllib.parse import quote
 import pytest
 
 from marius_oac.cli.commands import main
-from marius_oac.data.prepare import download as download_module
-from marius_oac.data.prepare import http_get
-from marius_oac.data.prepare.download import download
-from marius_oac.data.prepare.http_get import Refused, get
+from marius_oac.data.reading import download as download_module
+from marius_oac.data.reading import http_get
+from marius_oac.data.reading.download import download
+from marius_oac.data.reading.http_get import Refused, get
 from marius_oac.errors import InputError
 from tests.data.web_servers import ADDRESSES, BAD, EDGES, ENDLESS, GOOD, OK, SECRET, drip, file, serving, to
 
@@ -259,7 +259,7 @@ def test_the_rate_is_that_of_60_seconds_without_those_of_the_disk(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_download_that_is_stopped(server, tmp_path, number):
-    code = "import sys; from pathlib import Path; from marius_oac.data.prepare.download import download\n"
+    code = "import sys; from pathlib import Path; from marius_oac.data.reading.download import download\n"
     code += "download(sys.argv[1], Path('a'))"
     arrived, left = threading.Event(), threading.Event()
 

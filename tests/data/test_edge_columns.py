@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.edge_names import header, roles
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
+from marius_oac.data.reading.edge_names import header, roles
 from marius_oac.errors import InputError
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 
 
 def prepared(folder, text, name="g.csv", **read):

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare import text_parser
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading import text_parser
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.errors import InputError
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from tests.data.test_edge_columns import edges_of
 
 WHOLE = {"valid_fraction": 0.0, "test_fraction": 0.0}
@@ -252,7 +252,7 @@ def test_more_comments_than_lines_are_looked_at(tmp_path, caplog, monkeypatch):
     (tmp_path / "g.tsv").write_text("# a comment\n" * 30 + "a\tb\n" * 20)
     summary = prepare(PrepareRequest(source=str(tmp_path / "g.tsv"), out=tmp_path / "g", **WHOLE))
     assert summary.edges["train"] == 20 and summary.comment_lines == 30
-    monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 100)
+    monkeypatch.setattr("marius_oac.data.reading.text.BLOCK_BYTES", 100)
     again = prepare(PrepareRequest(source=str(tmp_path / "g.tsv"), out=tmp_path / "again", **WHOLE))
     assert again.edges["train"] == 20 and again.comment_lines == 30 and not caplog.records
 

@@ -4,7 +4,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from marius_oac.data.prepare import reading
+from marius_oac.prepare import reading
 from tests.data.written_edges import graph, refused
 
 

@@ -11,9 +11,9 @@ from benchmarks.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.features import open_features
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import read_labels
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.errors import InputError
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 
 SPEC = GeneratedGraph(num_nodes=3000, num_edges=30_000, seed=4, num_clusters=10)
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marius_oac.data import layout
 from marius_oac.data.graphs.graph import Graph, open_graph
-from marius_oac.data.prepare import layout
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from tests.hostile import reseal_graph
 
 CODEX_S = {"train": 32_888, "valid": 1_827, "test": 1_828}

@@ -11,7 +11,7 @@ import pytest
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.edge_ids import first_bad_edge
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.layout import fingerprint
+from marius_oac.data.layout import fingerprint
 from marius_oac.training.local import train
 from tests.graphs import NODES, RELATIONS, copy_of_graph, tiny_config
 from tests.hostile import reseal, reseal_derived, reseal_graph

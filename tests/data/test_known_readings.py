@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.cli.init.log import LogRequest, first_log, try_rows
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.errors import parse
+from marius_oac.prepare.init.log import LogRequest, first_log, try_rows
 from tests.data.written_logs import read
 
 

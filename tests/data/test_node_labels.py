@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from marius_oac.data.graphs import node_lookup as node_names
 from marius_oac.data.graphs.labels import SUFFIXES, read_labels
-from marius_oac.data.prepare import readers, text
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.reading import readers, text
+from marius_oac.data.splits import SPLITS
 from marius_oac.errors import InputError
 from tests.data.named_graphs import NAMES, named_graph
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare import ogb
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
-from marius_oac.data.prepare.registry import DATASETS, find_dataset
+from marius_oac.data.reading.registry import DATASETS, find_dataset
 from marius_oac.errors import InputError
+from marius_oac.prepare import ogb
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runtime.files.npy import GrowingNpyWriter
 from marius_oac.types import Side
 from tests.hostile import reseal_graph

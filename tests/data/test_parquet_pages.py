@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data.prepare import parquet_pages
-from marius_oac.data.prepare.parquet_pages import column_chunks, decoded, parquet_batches
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading import parquet_pages
+from marius_oac.data.reading.parquet_pages import column_chunks, decoded, parquet_batches
 from marius_oac.errors import InputError
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from tests.click_logs import ctr_config
 from tests.run_folders import says, write_config
 
@@ -180,7 +180,7 @@ def test_footers_say_what_arrow_reads_in_them(tmp_path, way):
 READS_FLIPPED = """
 import sys
 from pathlib import Path
-from marius_oac.data.prepare.parquet_pages import parquet_batches, parquet_errors
+from marius_oac.data.reading.parquet_pages import parquet_batches, parquet_errors
 from marius_oac.errors import InputError
 
 path, places, refused = Path(sys.argv[1]), eval(sys.argv[2]), 0

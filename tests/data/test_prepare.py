@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from benchmarks.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare import assemble, copies, database, encode, numbering, repetitions
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, prepare
-from marius_oac.data.prepare.splits import STRATUM_EDGES, DrawnSplits
+from marius_oac.data.reading import database
+from marius_oac.data.reading.edge_file import ReadOptions
+from marius_oac.data.splits import STRATUM_EDGES, DrawnSplits
 from marius_oac.errors import InputError
+from marius_oac.prepare import assemble, copies, encode, numbering, repetitions
+from marius_oac.prepare.prepare import PreparedGraph, PrepareRequest, prepare
 from tests.data import naive_prepare
 
 SPLITS = naive_prepare.SPLITS
@@ -390,7 +391,7 @@ def test_limits_of_memory_and_threads_give_the_same_bytes(tmp_path, generated, m
         monkeypatch.setattr(module, "STREAM_ROWS", 64)
     monkeypatch.setattr(database, "MAX_THREADS", 1)
     monkeypatch.setattr(assemble, "CHUNK_EDGES", 97)
-    monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("marius_oac.data.reading.text.BLOCK_BYTES", 1000)
     small = prepare(dataclasses.replace(request, out=tmp_path / "b"))
     assert dataclasses.replace(small, path=first.path) == first and first.duplicates > 0
     assert (first.copy is not None) == (duplicates == "keep")

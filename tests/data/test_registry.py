@@ -16,13 +16,13 @@ import pytest
 
 from marius_oac.data.folders import default_cache_dir
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare import prepare as prepare_module
-from marius_oac.data.prepare.download import download, extract, fetch
-from marius_oac.data.prepare.edge_file import EdgeFile
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
-from marius_oac.data.prepare.readers import read_edges
-from marius_oac.data.prepare.registry import DATASETS, EMBEDDED, KnownDataset, find_dataset, locate, verify
+from marius_oac.data.reading.download import download, extract, fetch
+from marius_oac.data.reading.edge_file import EdgeFile
+from marius_oac.data.reading.readers import read_edges
+from marius_oac.data.reading.registry import DATASETS, EMBEDDED, KnownDataset, find_dataset, locate, verify
 from marius_oac.errors import InputError
+from marius_oac.prepare import prepare as prepare_module
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from tests.ogb_folders import write_ogb_folder
 
 TEXT = {"train": b"a\tr\tb\nb\tr\ta\n", "valid": b"a\tr\ta\n", "test": b"b\tr\tb\n"}

@@ -11,10 +11,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from marius_oac.cli.commands import main
-from marius_oac.data.dgl.prepare import prepare_source
-from marius_oac.data.prepare.prepare import PrepareRequest
-from marius_oac.data.prepare.remote import is_address, shown
+from marius_oac.data.reading.remote import is_address, shown
 from marius_oac.errors import InputError
+from marius_oac.prepare.dgl.prepare import prepare_source
+from marius_oac.prepare.prepare import PrepareRequest
 
 EDGES = "".join(f"a{i % 7}\tr{i % 3}\tb{i % 11}\n" for i in range(200)).encode()
 

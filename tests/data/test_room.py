@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data.prepare import room
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
+from marius_oac.prepare import room
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 
 LINES = [f"node{i}\trelation\tnode{i * 7 % 3000}\n" for i in range(40_000)]
 

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from marius_oac.cli.init.log import try_rows
 from marius_oac.config.ctr import LogConfig
 from marius_oac.data.logs.doubts import doubts
 from marius_oac.errors import InputError
+from marius_oac.prepare.init.log import try_rows
 from tests.data.written_logs import config, read, write, write_parquet
 
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.cli.commands import main
-from marius_oac.data.dgl.prepare import prepare_source
-from marius_oac.data.prepare.contents import files_in, matching
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest
+from marius_oac.data.reading.contents import files_in, matching
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.errors import InputError
+from marius_oac.prepare.dgl.prepare import prepare_source
+from marius_oac.prepare.prepare import PrepareRequest
 from tests.data.written_edges import graph, refused, written
 
 KINDS = st.sampled_from(["csv", "csv.gz", "parquet", "npy"])
@@ -195,9 +195,7 @@ def test_the_order_of_equal_numbers_does_not_depend_on_the_disk():
 def test_many_parts_cost_what_their_edges_do(tmp_path, monkeypatch):
     """The edges that wait to be numbered are not counted anew for each part."""
     counted = []
-    monkeypatch.setattr(
-        "marius_oac.data.prepare.encode.sum", lambda found: counted.append(1) or sum(found), raising=False
-    )
+    monkeypatch.setattr("marius_oac.prepare.encode.sum", lambda found: counted.append(1) or sum(found), raising=False)
     parts = [written(tmp_path / f"{number}.csv", "csv", [(number, 0, 1)] * 2) for number in range(20)]
     graph(tmp_path / "g", source=parts)
     assert len(counted) < 20

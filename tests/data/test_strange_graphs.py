@@ -9,9 +9,9 @@ import shutil
 import numpy as np
 import pytest
 
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.errors import InputError
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from tests.data.strange_graphs import write_graph
 
 PLAIN = ReadOptions(header=False, delimiter="\t", comment="", quotes=False)

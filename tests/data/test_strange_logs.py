@@ -6,11 +6,11 @@ import os
 import numpy as np
 import pytest
 
-from marius_oac.cli.init.log import LogRequest, first_log
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.errors import parse
 from marius_oac.data.logs.fingerprints import MISSING
 from marius_oac.errors import InputError
+from marius_oac.prepare.init.log import LogRequest, first_log
 from tests.data.published_logs import write_published
 from tests.data.strange_logs import write_log
 from tests.data.written_logs import read

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from marius_oac.cli.commands import main
-from marius_oac.data.prepare import torch_file, torch_reader
-from marius_oac.data.prepare.torch_file import read_torch_file
+from marius_oac.data.reading import torch_file, torch_reader
+from marius_oac.data.reading.torch_file import read_torch_file
 from marius_oac.errors import InputError
 from tests.ogb_folders import SAVED, write_ogb_folder
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data.dgl.prepare import prepare_source
-from marius_oac.data.prepare.prepare import PrepareRequest
 from marius_oac.errors import InputError
+from marius_oac.prepare.dgl.prepare import prepare_source
+from marius_oac.prepare.prepare import PrepareRequest
 
 NAMES = ("source", "relation", "target")
 

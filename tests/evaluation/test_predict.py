@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError, MariusOacError
 from marius_oac.evaluation.blocks import Blocks
 from marius_oac.evaluation.predict import predict
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.models.link_prediction.decoders import make_decoder
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.types import Side
 from tests.evaluation import naive_ranking
 

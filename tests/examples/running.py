@@ -21,9 +21,9 @@ import torch
 import marius_oac.torch as mt
 from examples.own_loops import data
 from marius_oac.torch import Engine
-from marius_oac.training.own_loop.drawing import Batches
-from marius_oac.training.own_loop.modules import Keyed
-from marius_oac.training.own_loop.refusals import rows_elsewhere
+from marius_oac.torch.drawing import Batches
+from marius_oac.torch.modules import Keyed
+from marius_oac.torch.refusals import rows_elsewhere
 
 REAL = os.environ.get("MARIUS_OAC_DATA")
 

@@ -58,7 +58,7 @@ def tiers(builder: str) -> Iterator[str]:
 
 ONE_TASK = ("link_prediction", "node_classification", "ctr")
 OF_ONE_TASK = ("config/", "tasks/", "models/ctr/", "models/link_prediction/", "models/heads/", "data/logs/",
-               "data/batches/", "evaluation/", "cli/init/", "testing/")  # fmt: skip
+               "data/batches/", "evaluation/", "prepare/init/", "testing/")  # fmt: skip
 """Folders whose modules may serve one task alone."""
 
 SEAMS = {

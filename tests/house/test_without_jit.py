@@ -21,7 +21,7 @@ HALVES = [
         "data/test_neighbors.py",
         "data/test_sampling.py",
         "nodes/test_aggregator.py",
-        "training/own_loop/test_pooling.py",
+        "torch/test_pooling.py",
     ],
     [
         "storage/test_atomics.py",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from marius_oac.errors import ConfigError
-from marius_oac.runs.spread.numbered import PlacedInitial
+from marius_oac.nodes.spread.numbered import PlacedInitial
 from marius_oac.storage.initial import GivenInitial, RowInitial
 from marius_oac.storage.placement import IdPlaces, Placement
 from marius_oac.tasks.graph import entity_initial

@@ -14,8 +14,8 @@ from functools import partial
 from marius_oac.cli import commands as cli
 from marius_oac.nodes.launch import launch
 from marius_oac.nodes.shards.dispatched_rows import DispatchedRows
+from marius_oac.nodes.training import rowless as node_rowless
 from marius_oac.nodes.transport.messages import Done, Push
-from marius_oac.training import rowless as node_rowless
 
 train, write, send = node_rowless.Rowless.train, DispatchedRows.write, DispatchedRows._send
 

@@ -12,7 +12,7 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.launch.launch import Request, local_cluster
 from marius_oac.nodes.launch.parent import MET, TOLD, has_told
 from marius_oac.nodes.launch.remote import commands
-from marius_oac.training import cluster as node_training
+from marius_oac.nodes.training import cluster as node_training
 from tests.graphs import tiny_config
 from tests.run_folders import says, write_config
 

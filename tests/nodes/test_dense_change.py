@@ -23,11 +23,11 @@ from marius_oac.models.compute.dense_moments import (
     relations_to_kstep,
 )
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.dense import mean_of
+from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.runs.checkpoints.parts import ShardedCheckpoint
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import Session
-from marius_oac.runs.sharded.checkpoint import ShardedCheckpoint
-from marius_oac.runs.sharded.dense import mean_of
-from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import blas
 from marius_oac.training.local import start_task
 from tests.click_logs import generated_days
@@ -129,7 +129,7 @@ def test_what_k_step_does_not_look_at_is_named():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_key_that_is_ignored_is_refused_where_a_run_begins(tmp_path, monkeypatch, count):
-    from marius_oac.training import cluster as node_training
+    from marius_oac.nodes.training import cluster as node_training
 
     config = CtrConfig.build(generated_days(tmp_path, 30) | {"nodes": {"dense": {"kind": "kstep"}}})
     config = config.replace("training.dense_optimizer.kind=sgd")

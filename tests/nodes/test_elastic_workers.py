@@ -18,17 +18,17 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.config.modes import NodesConfig
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.task import ShardedTask
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.shards.values import ValueFormat
+from marius_oac.nodes.training.detached import outside
+from marius_oac.nodes.training.elastic import _ElasticWorker, attach
 from marius_oac.nodes.transport import zmq_client
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.tasks.link_prediction.task import GraphTask
-from marius_oac.training.detached import outside
-from marius_oac.training.elastic import _ElasticWorker, attach
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 from tests.ports import free_ports
 

@@ -12,8 +12,8 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.groups import torch_group
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.launch.cluster import find_place
-from marius_oac.runs.sharded import place as node_place
-from marius_oac.runs.sharded.place import check_gpus, config_of
+from marius_oac.nodes.sharded import place as node_place
+from marius_oac.nodes.sharded.place import check_gpus, config_of
 from tests.nodes.test_cluster import HERE, THREE, torchrun
 from tests.nodes.worlds import together
 

@@ -7,8 +7,8 @@ import pytest
 
 from marius_oac.errors import CheckpointError
 from marius_oac.runs.checkpoints.origin import Origin
+from marius_oac.runs.checkpoints.parts import PLACE, PLACEMENT, Layout
 from marius_oac.runs.checkpoints.retention import Checkpoints
-from marius_oac.runs.sharded.checkpoint import PLACE, PLACEMENT, Layout
 from marius_oac.storage.placement import IdPlaces, Placement
 
 RUN = "0" * 16

@@ -14,11 +14,11 @@ import torch
 from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.peers import ClusterPeers
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.runs import session
-from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runtime.machine import processes as machine
 from marius_oac.runtime.machine.binding import Binding, Seat
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from marius_oac.data.batches.rank_slice import RankSlice, with_share
-from marius_oac.runs.spread.contract import Part
-from marius_oac.runs.spread.key_move import shard_of_rows
-from marius_oac.runs.spread.spread import num_shards, spread
+from marius_oac.nodes.spread.contract import Part
+from marius_oac.nodes.spread.key_move import shard_of_rows
+from marius_oac.nodes.spread.spread import num_shards, spread
+from marius_oac.nodes.training.node_task import data_digest
 from marius_oac.runtime.machine.binding import UNBOUND
 from marius_oac.storage.key_tables import shared_by_shard
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY, is_shared
 from marius_oac.storage.placement import FEWEST_SHARDS, NUM_SHARDS, Placement, shard_of_keys
 from marius_oac.tasks.ctr.task import start_ctr_task
-from marius_oac.training.node_task import data_digest
 from tests.click_logs import ctr_config, small_log
 
 

@@ -13,17 +13,17 @@ from marius_oac.config.cluster import ClusterConfig
 from marius_oac.data.batches.rank_slice import RankSlice, with_share
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.logs.tables import vocabulary_names
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded import placement as node_packing
+from marius_oac.nodes.sharded.placement import agreed_packing
+from marius_oac.nodes.sharded.task import ShardedTask
 from marius_oac.nodes.shards.packing import even, heaviest
+from marius_oac.prepare.prepare import PrepareRequest, prepare
+from marius_oac.runs.checkpoints.parts import PACKING, PLACEMENT, identity_of, layout_name, part_name, saved_packings
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.sharded import placement as node_packing
-from marius_oac.runs.sharded.checkpoint import PACKING, PLACEMENT, identity_of, layout_name, part_name, saved_packings
-from marius_oac.runs.sharded.placement import agreed_packing
-from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.storage.placement import NUM_SHARDS
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask

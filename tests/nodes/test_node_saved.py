@@ -13,19 +13,19 @@ from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.launch.cluster import Place
 from marius_oac.nodes.launch.launch import local_cluster
+from marius_oac.nodes.sharded.peers import ClusterPeers
+from marius_oac.nodes.sharded.place import name_of
+from marius_oac.nodes.training import cluster as node_training
+from marius_oac.nodes.training.cluster import _before
+from marius_oac.runs.checkpoints.parts import Joined, Layout, drop_after, layout_name, open_whole
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved, write_saved
 from marius_oac.runs.compare import _difference
 from marius_oac.runs.folder.position import Position
 from marius_oac.runs.loop import TrainingLoop
-from marius_oac.runs.sharded.checkpoint import Joined, Layout, drop_after, layout_name, open_whole
-from marius_oac.runs.sharded.peers import ClusterPeers
-from marius_oac.runs.sharded.place import name_of
 from marius_oac.runs.task import Schedule
 from marius_oac.storage.placement import Placement
-from marius_oac.training import cluster as node_training
 from marius_oac.training import local
-from marius_oac.training.cluster import _before
 from tests.graphs import tiny_config
 from tests.nodes.worlds import together
 

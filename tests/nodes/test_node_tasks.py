@@ -16,13 +16,13 @@ from benchmarks.nodes.trainers import train_together
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, with_share
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.segments import Segments
-from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training.local import start_task, train

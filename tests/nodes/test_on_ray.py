@@ -145,7 +145,7 @@ def test_an_instance_of_its_own_is_stopped_with_a_checkpoint(config, tmp_path):
         with suppress(psutil.NoSuchProcess):  # it has ended
             connections = each.net_connections("inet")
             listening |= {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
-            trainers += "marius_oac.training.trainer" in " ".join(each.cmdline())
+            trainers += "marius_oac.nodes.training.trainer" in " ".join(each.cmdline())
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"} and listening
     assert trainers == 2
     os.kill(run.pid, signal.SIGINT)

@@ -20,8 +20,8 @@ from marius_oac.nodes.parts.batch import BlockSums, OnePart, PartedBatch, block_
 from marius_oac.nodes.parts.blocks import blocks_of, parts_of
 from marius_oac.nodes.parts.norms import RunningStatistics
 from marius_oac.nodes.parts.step import PartedStep
+from marius_oac.nodes.sharded.place import check_config
 from marius_oac.nodes.shards.part_planner import PartPlanner
-from marius_oac.runs.sharded.place import check_config
 from marius_oac.types import BatchData, Plan
 from tests.nodes.worlds import together
 

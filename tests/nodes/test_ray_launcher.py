@@ -554,7 +554,7 @@ def test_a_folder_that_has_a_run_is_refused(train, tmp_path):
 
 
 def test_the_job_is_plain_json(train, tmp_path, monkeypatch):
-    from marius_oac.training import on_ray
+    from marius_oac.nodes.training import on_ray
 
     asked = []
     monkeypatch.setattr(on_ray, "run", lambda request: asked.append(request) or 0)

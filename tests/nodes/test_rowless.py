@@ -17,9 +17,9 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.launch.agent import LocalProcesses, _spared
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
+from marius_oac.nodes.training.rowless import staying
 from marius_oac.nodes.transport.messages import Kind
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.training.rowless import staying
 from tests.nodes.dispatched_world import AHEAD, everything, make_dispatching, make_tables
 from tests.nodes.wire import framed, tell
 from tests.ports import free_ports

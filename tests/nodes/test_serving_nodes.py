@@ -10,8 +10,8 @@ import yaml
 from marius_oac.config.cluster import ClusterConfig
 from marius_oac.errors import ConfigError
 from marius_oac.nodes.groups.trainers import Crowd
+from marius_oac.runs.checkpoints.parts import SERVES, Layout
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.sharded.checkpoint import SERVES, Layout
 from tests.nodes import test_node_training as over_nodes
 from tests.nodes.test_node_training import BATCHES, SMOOTH, digests, run
 from tests.ports import free_ports

@@ -17,9 +17,9 @@ from marius_oac.evaluation.given import evaluate_given
 from marius_oac.evaluation.link_prediction import DRAW_EDGES, DrawnCandidates, _Ranking, evaluate
 from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.runs.sharded import evaluation
-from marius_oac.runs.sharded.evaluation import SharedEvaluation
-from marius_oac.runs.sharded.task import ShardedTask
+from marius_oac.nodes.sharded import evaluation
+from marius_oac.nodes.sharded.evaluation import SharedEvaluation
+from marius_oac.nodes.sharded.task import ShardedTask
 from marius_oac.runtime import signals
 from marius_oac.runtime.signals import StopSignal
 from marius_oac.tasks.ctr import evaluate as clicks

@@ -14,8 +14,8 @@ import pytest
 from marius_oac.errors import InputError
 from marius_oac.evaluation import inference
 from marius_oac.evaluation.inference import encode_nodes
-from marius_oac.runs.sharded import evaluation
-from marius_oac.runs.sharded.evaluation import SharedEvaluation
+from marius_oac.nodes.sharded import evaluation
+from marius_oac.nodes.sharded.evaluation import SharedEvaluation
 from marius_oac.runtime.machine.peer_files import Nonce, PeerFile
 from marius_oac.runtime.signals import StopSignal
 from marius_oac.runtime.thread_pool import ThreadPool

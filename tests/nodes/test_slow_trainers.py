@@ -6,7 +6,7 @@ import pytest
 from benchmarks.nodes.slow_trainers import Load, SlowStep, slow_trainer, slowed
 from marius_oac.config.modes import NodesConfig
 from marius_oac.nodes.gba.timed_step import TimedStep
-from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
+from marius_oac.nodes.sharded.speed_monitor import SpeedMonitor
 from marius_oac.types import BatchData
 
 

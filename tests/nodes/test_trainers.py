@@ -9,8 +9,8 @@ import yaml
 from benchmarks.nodes import trainers
 from benchmarks.nodes.trainers import Trained, train_together
 from marius_oac.config.ctr import CtrConfig
+from marius_oac.nodes.spread.keyed import KeyedRows
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.spread.keyed import KeyedRows
 from tests.click_logs import generated_days
 
 

@@ -24,13 +24,13 @@ from benchmarks.generate.nodes import write_labels
 from marius_oac.batches import ClickBatch, Jagged, TableIndices
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.kernels.gpu import choice
 from marius_oac.models.compute.soundness import is_sound
 from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import TorchDevice
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.storage.contract import RowLayout
 from marius_oac.tasks.ctr import memory as ctr_memory

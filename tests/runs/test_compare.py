@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from marius_oac.errors import InputError
+from marius_oac.runs.checkpoints.parts import ShardedCheckpoint
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.compare import compare
-from marius_oac.runs.sharded.checkpoint import ShardedCheckpoint
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore

@@ -8,14 +8,14 @@ import pytest
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.peers import ClusterPeers
+from marius_oac.nodes.spread import handover as handovers
+from marius_oac.nodes.spread import numbered
+from marius_oac.nodes.spread.contract import Part
+from marius_oac.nodes.spread.handover import Handover
+from marius_oac.nodes.spread.key_move import shard_of_rows
+from marius_oac.nodes.spread.spread import spread
 from marius_oac.runs.checkpoints.retention import Checkpoints
-from marius_oac.runs.sharded.peers import ClusterPeers
-from marius_oac.runs.spread import handover as handovers
-from marius_oac.runs.spread import numbered
-from marius_oac.runs.spread.contract import Part
-from marius_oac.runs.spread.handover import Handover
-from marius_oac.runs.spread.key_move import shard_of_rows
-from marius_oac.runs.spread.spread import spread
 from marius_oac.runtime.files import blocks, checked
 from marius_oac.runtime.machine.binding import UNBOUND
 from marius_oac.storage.memory import MemoryStore

@@ -11,15 +11,15 @@ import torch
 from marius_oac import train
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.peers import ClusterPeers
+from marius_oac.nodes.training.cluster import _opened
 from marius_oac.runs.checkpoints.origin import Origin, apart, new_token
+from marius_oac.runs.checkpoints.parts import PACKING, PLACE
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.loop import TrainingLoop
-from marius_oac.runs.sharded.checkpoint import PACKING, PLACE
-from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.verification import verify
 from marius_oac.storage.placement import Placement
-from marius_oac.training.cluster import _opened
 from tests.graphs import tiny_config
 from tests.hostile import reseal_checkpoint
 from tests.nodes.worlds import together

@@ -20,11 +20,11 @@ from marius_oac import resume, train
 from marius_oac.cli import commands as cli
 from marius_oac.errors import CheckpointError
 from marius_oac.runs.checkpoints.origin import new_token
+from marius_oac.runs.checkpoints.parts import PACKING, PLACE, PLACEMENT
 from marius_oac.runs.checkpoints.pins import Pin, alone_with
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.memory.plan import _below, _taken
-from marius_oac.runs.sharded.checkpoint import PACKING, PLACE, PLACEMENT
 from marius_oac.runtime.files.atomic import write_atomically
 from marius_oac.storage.placement import Placement
 from marius_oac.tasks.link_prediction.trained import TrainedModel

@@ -11,21 +11,21 @@ import pytest
 from marius_oac.cli.commands import main
 from marius_oac.errors import InputError
 from marius_oac.evaluation.quality import Bin, Group, Plane, Quality
+from marius_oac.insight.report import curves, history, page
+from marius_oac.insight.report.comparison import bits, config_differences
+from marius_oac.insight.report.curves import Course, binned, curve
+from marius_oac.insight.report.details import nodes
+from marius_oac.insight.report.drawing import check_matplotlib, colour, draw
+from marius_oac.insight.report.history import read_history
+from marius_oac.insight.report.learning import what
+from marius_oac.insight.report.page import write_report
+from marius_oac.insight.report.parts import Report, epoch_table
+from marius_oac.insight.report.quality import quality
+from marius_oac.insight.report.rows import rows
+from marius_oac.insight.report.speed import speed
 from marius_oac.pipeline.bound import bound
 from marius_oac.pipeline.setting import Setting
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.report import curves, history, page
-from marius_oac.runs.report.comparison import bits, config_differences
-from marius_oac.runs.report.curves import Course, binned, curve
-from marius_oac.runs.report.details import nodes
-from marius_oac.runs.report.drawing import check_matplotlib, colour, draw
-from marius_oac.runs.report.history import read_history
-from marius_oac.runs.report.learning import what
-from marius_oac.runs.report.page import write_report
-from marius_oac.runs.report.parts import Report, epoch_table
-from marius_oac.runs.report.quality import quality
-from marius_oac.runs.report.rows import rows
-from marius_oac.runs.report.speed import speed
 from tests.graphs import tiny_config
 
 EVIL = "<script>alert(1)</script>&\"'$x^2$\u202e"

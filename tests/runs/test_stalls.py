@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from marius_oac.config.sections import WorkersConfig
-from marius_oac.data.prepare.download import download
+from marius_oac.data.reading.download import download
 from marius_oac.errors import Interrupted
 from marius_oac.evaluation.scores import LinkScorer
 from marius_oac.kernels import ahead, once

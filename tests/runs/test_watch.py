@@ -6,14 +6,14 @@ import pytest
 
 from marius_oac.cli.commands import main
 from marius_oac.errors import CheckpointError
+from marius_oac.insight.report.history import read_history
+from marius_oac.insight.watch import live
+from marius_oac.insight.watch import watch as module
+from marius_oac.insight.watch.live import LiveRun
+from marius_oac.insight.watch.screen import screen, sparkline, watch_in_terminal
+from marius_oac.insight.watch.watch import Looks, watch
 from marius_oac.runs.callbacks import Callbacks
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.report.history import read_history
-from marius_oac.runs.watch import live
-from marius_oac.runs.watch import watch as module
-from marius_oac.runs.watch.live import LiveRun
-from marius_oac.runs.watch.screen import screen, sparkline, watch_in_terminal
-from marius_oac.runs.watch.watch import Looks, watch
 from marius_oac.training.local import open_run, train
 from tests.graphs import tiny_config
 from tests.runs.test_report import EVIL, Page, interval, made_up

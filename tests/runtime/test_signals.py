@@ -103,7 +103,7 @@ from marius_oac.nodes.shards.pending_requests import Waiter
 hear(lambda: heard.append(1))
 Waiter()._wait(lambda: heard)""",
     "a batch for a loop": """
-from marius_oac.training.own_loop.hand_over import HandOver
+from marius_oac.torch.hand_over import HandOver
 hand_over = HandOver()
 hear(lambda: threading.Thread(target=hand_over.abort).start())
 hand_over.take()""",

@@ -12,8 +12,8 @@ import pytest
 
 from marius_oac.cli import commands as cli
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runtime import console, progress
 from marius_oac.runtime.console import escaped
 from marius_oac.training import local as training

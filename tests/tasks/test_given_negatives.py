@@ -11,8 +11,8 @@ import yaml
 import marius_oac
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import ConfigError, InputError
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.tasks.link_prediction.build import settled_on
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.types import Side
@@ -135,7 +135,7 @@ def test_settings_that_do_not_fit_are_refused(graphs, graph, name, overrides, sa
 
 @pytest.mark.parametrize("name", ["ogbl-biokg", "ogbl-collab"])
 def test_a_first_configuration_takes_them(graphs, name, command, monkeypatch):
-    monkeypatch.setattr("marius_oac.cli.init.graph._FEW_NODES", 10)
+    monkeypatch.setattr("marius_oac.prepare.init.graph._FEW_NODES", 10)
     code, out, _ = command("init", graphs[name].path)
     text = "\n".join(out)
     assert code == 0 and f"better {DECISIVE[name]}" in text

@@ -12,10 +12,10 @@ from benchmarks.generate.nodes import write_features, write_labels
 from marius_oac import open_run, resume, train
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.models.heads.classes import class_metrics
+from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.session import Session
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.encoder.memory import encoder_bytes, num_encoded

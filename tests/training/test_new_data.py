@@ -14,9 +14,9 @@ from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.runs.sharded.peers import ClusterPeers
-from marius_oac.runs.sharded.task import ShardedTask
-from marius_oac.training.cluster import _not_taken_in
+from marius_oac.nodes.sharded.peers import ClusterPeers
+from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.nodes.training.cluster import _not_taken_in
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.worlds import together
 from tests.run_folders import contents, says

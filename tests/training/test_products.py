@@ -10,6 +10,7 @@ from marius_oac import Config
 from marius_oac.errors import InputError
 from marius_oac.models.compute.multiply import Layer, Times
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.place import agreed_products
 from marius_oac.runs import arithmetic
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training import products
@@ -205,7 +206,7 @@ def test_over_nodes_the_first_process_decides(measured):
     elsewhere = graph(threads=7)
 
     def begin(group):
-        return products.agreed(config, elsewhere if group.rank else config, group)
+        return agreed_products(config, elsewhere if group.rank else config, group)
 
     found = together(ThreadGroup.members(2), begin)
     assert [each.compute.products for each, _ in found] == ["torch", "torch"] and len(asked) == 1

@@ -75,7 +75,7 @@ def quality(model, loader):
     return data.auc(scores.flatten(), torch.tensor([[1.0], [0.0]]).expand_as(scores).flatten())
 
 
-def main(folder="marius_oac/data/prepare/embedded/codex-s", workers=0):
+def main(folder="marius_oac/data/reading/embedded/codex-s", workers=0):
     torch.manual_seed(1)
     edges, valid = data.codex(folder, "train"), data.codex(folder, "valid")
     nodes, relations = int(edges[:, ::2].max()) + 1, int(edges[:, 1].max()) + 1

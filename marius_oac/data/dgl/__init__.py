@@ -1,1 +1,1 @@
-"""Graphs, samplers and layers of dgl. Only this package imports dgl; users import `marius_oac.dgl`."""
+"""dgl, as far as training uses it: its samplers. Only `data.dgl` and `prepare.dgl` import dgl."""

@@ -30,9 +30,9 @@ from marius_oac.data.graphs.derived import DerivedArray, open_derived
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.node_lookup import NodeLookup
 from marius_oac.data.graphs.resident import Resident
-from marius_oac.data.prepare.edge_arrays import BATCH_ROWS
-from marius_oac.data.prepare.parquet_pages import parquet_batches, parquet_errors
-from marius_oac.data.prepare.readers import check_readable, checked_names
+from marius_oac.data.reading.edge_arrays import BATCH_ROWS
+from marius_oac.data.reading.parquet_pages import parquet_batches, parquet_errors
+from marius_oac.data.reading.readers import check_readable, checked_names
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.npy import mapped_npy

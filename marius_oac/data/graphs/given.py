@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from marius_oac.config.sections import GivenMetric
-from marius_oac.data.prepare.layout import EDGE_NEGATIVES, HEAD_NEGATIVES, TAIL_NEGATIVES
+from marius_oac.data.layout import EDGE_NEGATIVES, HEAD_NEGATIVES, TAIL_NEGATIVES
 from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.untrusted_arrays import map_npy
 from marius_oac.types import Side, present

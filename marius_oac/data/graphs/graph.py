@@ -13,9 +13,9 @@ import numpy as np
 from marius_oac.data.graphs.edge_ids import check_ids
 from marius_oac.data.graphs.given import GivenNegatives, check_metric, files_of, open_negatives
 from marius_oac.data.graphs.names import check_names, ids_of, names_of
-from marius_oac.data.prepare.layout import FORMAT, MANIFEST, VERSION, fingerprint
-from marius_oac.data.prepare.registry import EMBEDDED, dataset_of
-from marius_oac.data.prepare.splits import SPLITS, Split
+from marius_oac.data.layout import FORMAT, MANIFEST, VERSION, fingerprint
+from marius_oac.data.reading.registry import EMBEDDED, dataset_of
+from marius_oac.data.splits import SPLITS, Split
 from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.hashing import check_files
 from marius_oac.runtime.files.untrusted import Count, Described, DescribedFile, FileName, check_file, read_json, typed

@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.node_lookup import NodeLookup
-from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
-from marius_oac.data.prepare.readers import read_edges
-from marius_oac.data.prepare.splits import SPLITS, Split
-from marius_oac.data.prepare.text import line_of_row
+from marius_oac.data.reading.edge_file import EdgeFile, ReadOptions
+from marius_oac.data.reading.readers import read_edges
+from marius_oac.data.reading.text import line_of_row
+from marius_oac.data.splits import SPLITS, Split
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.scratch import scratch_folder
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from marius_oac.data.prepare.parquet_pages import decoded, parquet_batches
+from marius_oac.data.reading.parquet_pages import decoded, parquet_batches
 from marius_oac.errors import InputError
 
 NEAR_NAMES_LIMIT = 50_000  # comparing an unknown name with more than these would take seconds

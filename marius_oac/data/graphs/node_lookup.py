@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.names import name_batches
-from marius_oac.data.prepare.database import STREAM_ROWS, connect, query_errors
+from marius_oac.data.reading.database import STREAM_ROWS, connect, query_errors
 from marius_oac.runtime.closing import Closable
 
 _ASKED = pa.schema([("i", pa.int64()), ("name", pa.string())])

@@ -27,7 +27,7 @@ from marius_oac.data.logs.numbers import numbers_of, weights_of
 from marius_oac.data.logs.place import Place, place_of
 from marius_oac.data.logs.schema import TIME_HINT, is_number, is_text, plain
 from marius_oac.data.logs.splitting import cut_bags, split_lists, split_texts, trimmed
-from marius_oac.data.prepare.parquet_pages import decoded
+from marius_oac.data.reading.parquet_pages import decoded
 from marius_oac.errors import InputError
 from marius_oac.types import present
 

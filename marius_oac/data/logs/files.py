@@ -21,8 +21,8 @@ from marius_oac.data.logs.columns import LogBlock, convert
 from marius_oac.data.logs.formats import open_log
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.schema import RawBlock
-from marius_oac.data.prepare.readers import check_readable
-from marius_oac.data.prepare.sources import paths_of
+from marius_oac.data.reading.readers import check_readable
+from marius_oac.data.reading.sources import paths_of
 from marius_oac.errors import InputError
 from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.progress import Progress

@@ -33,7 +33,7 @@ from marius_oac.config.log_columns import LIST
 from marius_oac.data.logs.evidence import UNITS, Evidence
 from marius_oac.data.logs.sample import LogSample, read_sample
 from marius_oac.data.logs.schema import is_list, is_text, is_usable, plain
-from marius_oac.data.prepare.sources import paths_of
+from marius_oac.data.reading.sources import paths_of
 
 _OFTEN = 25  # rows with each value on average: a category of so few values learns whatever a number could say
 _FEWER = 20  # at most so many different integers are categories, unless most of them occur once

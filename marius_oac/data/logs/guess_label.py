@@ -12,8 +12,8 @@ from marius_oac.data.logs.guess import is_named, words
 from marius_oac.data.logs.labels import FALSE_TEXTS, TRUE_TEXTS, number_of, text_of
 from marius_oac.data.logs.sample import LogSample
 from marius_oac.data.logs.schema import is_list
-from marius_oac.data.prepare.edge_names import roles
-from marius_oac.data.prepare.edge_values import Values, choose
+from marius_oac.data.reading.edge_names import roles
+from marius_oac.data.reading.edge_values import Values, choose
 from marius_oac.errors import InputError
 
 _MOST_RATINGS = 20  # different values

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from marius_oac.data.prepare.registry import describe
+from marius_oac.data.reading.registry import describe
 from marius_oac.errors import InputError
 
 WHOLE = "all"

@@ -26,7 +26,7 @@ from marius_oac.data.logs.schema import (
     is_text,
     plain,
 )
-from marius_oac.data.prepare.parquet_pages import Chunk, column_chunks, parquet_errors, reading_plan
+from marius_oac.data.reading.parquet_pages import Chunk, column_chunks, parquet_errors, reading_plan
 from marius_oac.errors import InputError
 
 BATCH_ROWS = 1 << 16

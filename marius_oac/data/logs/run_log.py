@@ -23,7 +23,7 @@ from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.logs.batches import LogSchedule, LogSegment
 from marius_oac.data.logs.files import LogFile, scan_files
 from marius_oac.data.logs.pieces import contradict
-from marius_oac.data.prepare.contents import natural_order
+from marius_oac.data.reading.contents import natural_order
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runtime.files.atomic import sealed
 from marius_oac.runtime.files.untrusted import Count, Described, FilePath, parse_sealed, read_bounded

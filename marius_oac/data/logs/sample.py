@@ -23,8 +23,8 @@ from marius_oac.data.logs.lines import SPANS, blocks_of_lines, line_of_row, read
 from marius_oac.data.logs.place import format_of
 from marius_oac.data.logs.schema import is_usable
 from marius_oac.data.logs.svm import parse_svm
-from marius_oac.data.prepare.parquet_pages import parquet_errors
-from marius_oac.data.prepare.readers import check_readable
+from marius_oac.data.reading.parquet_pages import parquet_errors
+from marius_oac.data.reading.readers import check_readable
 from marius_oac.errors import InputError
 
 ROWS = 1 << 15

@@ -20,7 +20,7 @@ from marius_oac.config.log_columns import BagConfig, SequenceConfig
 from marius_oac.data.logs.formats import open_log
 from marius_oac.data.logs.parquet import ParquetLog, Range
 from marius_oac.data.logs.pieces import Pieces
-from marius_oac.data.prepare.readers import check_readable
+from marius_oac.data.reading.readers import check_readable
 from marius_oac.errors import InputError
 
 STRETCH_ROWS = 1 << 16

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from marius_oac.data.folders import new_folder
 from marius_oac.data.logs.lines import BYTE_ORDER_MARK, COMPRESSIONS, blocks_of_lines, count_rows, create_text
-from marius_oac.data.prepare.splits import SPLITS, DrawnSplits
+from marius_oac.data.splits import SPLITS, DrawnSplits
 from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
 

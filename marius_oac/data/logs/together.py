@@ -29,7 +29,7 @@ from marius_oac.data.logs.parquet import ParquetLog, Range
 from marius_oac.data.logs.pieces import DIGITS, Pieces
 from marius_oac.data.logs.schema import RawBlock
 from marius_oac.data.logs.spans import Spans, groups_of_file, most_rows, spans_of
-from marius_oac.data.prepare.readers import check_readable
+from marius_oac.data.reading.readers import check_readable
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu.permutation import Permutation
 from marius_oac.runtime.closing import Closable

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Crowd:
-    """The processes of a group, and the run's trainers outside it (`training.rowless`), as peers of shards.
+    """The processes of a group, and the run's trainers outside it (`nodes.training.rowless`), as peers of shards.
 
     The trainers of the group are peers 0 to `within` - 1, in the order of their ranks. Then come the processes that
     only serve, then the trainers outside. So sums over trainers have the same order as without the others.

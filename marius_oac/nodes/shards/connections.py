@@ -53,7 +53,7 @@ class Connections:
         lockstep: whether all trainers compute the same batches.
         ahead: no trainer plans further than that many batches ahead of the one it computes.
         alpha: of EASGD's sync servers; None: there are none.
-        rowless: names of the run's trainers that are not in the group (`training.rowless`).
+        rowless: names of the run's trainers that are not in the group (`nodes.training.rowless`).
         tell: sends the latter the description of the run that elastic workers get; called by every process of the
             group, once.
         crowd: which of the group train; None: all.

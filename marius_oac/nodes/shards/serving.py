@@ -5,7 +5,7 @@ Guarantees:
   handled at a time, whichever endpoint it came through.
 - The first error ends the threads and is given to `on_failure`. `fail` reports it to the trainers, so that none waits
   for an answer that will not come.
-- The loss of an elastic worker, or of a trainer of the run that is not in its group (`training.rowless`), is no error.
+- The loss of an elastic worker, or of a trainer that is not in the group (`nodes.training.rowless`), is no error.
 - Endpoints admit trainers of this run only. So a message that does not fit (`Malformed`) is a defect, and an error that
   names the trainer.
 """

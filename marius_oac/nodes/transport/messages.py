@@ -315,7 +315,7 @@ class Join(Message, kind=Kind.JOIN):
 
 
 class Welcome(Message, kind=Kind.WELCOME):
-    """The run as JSON (`training.elastic`), in bytes."""
+    """The run as JSON (`nodes.training.elastic`), in bytes."""
 
     run: _Bytes
 

@@ -34,12 +34,12 @@ from marius_oac.errors import CheckpointError, ConfigError, InputError, shown
 from marius_oac.runs.arithmetic import Arithmetic
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.origin import new_token
+from marius_oac.runs.checkpoints.parts import NODES, identity_of, open_whole, parts_of
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import SAVED, Checkpoints, read_saved, saved_bytes, write_saved
 from marius_oac.runs.folder.about import ABOUT, VERSION, About, Result, decisive, differences
 from marius_oac.runs.folder.metrics import METRICS, MetricsFile
 from marius_oac.runs.folder.order import OrderFile
-from marius_oac.runs.sharded.checkpoint import NODES, identity_of, open_whole, parts_of
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import (
     appearing,

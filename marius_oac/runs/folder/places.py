@@ -17,7 +17,7 @@ from pathlib import Path
 from marius_oac.config.named_files import FILE, GRAPH, named, with_named
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.logs.run_log import RunLog
-from marius_oac.data.prepare.registry import is_known
+from marius_oac.data.reading.registry import is_known
 from marius_oac.errors import InputError
 from marius_oac.models.compute.user_code import with_own_files
 from marius_oac.runs.folder.folder import RunFolder

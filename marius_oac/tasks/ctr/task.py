@@ -23,7 +23,7 @@ from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.data.logs.settle import EXAMPLES, settle
 from marius_oac.data.logs.tables import FeatureTable
-from marius_oac.data.prepare.splits import Split
+from marius_oac.data.splits import Split
 from marius_oac.errors import ConfigError
 from marius_oac.evaluation.progressive import merged
 from marius_oac.evaluation.sharing import UNSHARED, Sharing

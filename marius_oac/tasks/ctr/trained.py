@@ -19,7 +19,7 @@ from marius_oac.data.logs.doubts import spellings
 from marius_oac.data.logs.files import LogFile, scan_files
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.data.logs.tables import vocabulary_names
-from marius_oac.data.prepare.splits import check_split
+from marius_oac.data.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.nearest import Neighbor

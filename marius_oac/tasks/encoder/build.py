@@ -27,7 +27,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.neighbors.neighborhoods import Neighborhoods, Sampler, features_of
 from marius_oac.data.neighbors.neighbors import Neighbors, open_neighbors
 from marius_oac.data.neighbors.sampling import NeighborSampler
-from marius_oac.data.prepare.registry import EMBEDDED
+from marius_oac.data.reading.registry import EMBEDDED
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
 from marius_oac.evaluation.sharing import UNSHARED, Sharing

@@ -16,7 +16,7 @@ import torch
 from marius_oac.batches import EdgeBatch, edges_of
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import EVALUATED, Graph
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.splits import SPLITS
 from marius_oac.errors import InputError, size_text
 from marius_oac.evaluation.blocks import Blocks
 from marius_oac.evaluation.given import needed_bytes

@@ -17,7 +17,7 @@ from marius_oac.data.batches.edges import EdgePlanner, GraphPlanner
 from marius_oac.data.batches.orderings import epoch_io
 from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.splits import Split
+from marius_oac.data.splits import Split
 from marius_oac.evaluation.evaluator import Evaluator, check_evaluation, is_sampled
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.evaluation.sharing import UNSHARED, Sharing

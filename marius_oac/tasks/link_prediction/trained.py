@@ -11,7 +11,7 @@ import torch
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.splits import Split
+from marius_oac.data.splits import Split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.evaluator import Evaluator
 from marius_oac.evaluation.metrics import Metrics

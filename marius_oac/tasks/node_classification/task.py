@@ -17,7 +17,7 @@ from marius_oac.data.batches.nodes import NodePlanner
 from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import Labels, read_labels
-from marius_oac.data.prepare.splits import Split
+from marius_oac.data.splits import Split
 from marius_oac.errors import InputError
 from marius_oac.evaluation.own_metrics import Metric, class_metrics_of
 from marius_oac.evaluation.sharing import UNSHARED, Sharing

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac.data.dgl.csv_folders import prepare_dgl_csv
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.dgl import prepare_dgl, to_dgl_graph
 from marius_oac.errors import InputError
+from marius_oac.prepare.dgl.csv_folders import prepare_dgl_csv
 from tests.data.dgl.test_layers import dgl  # noqa: F401 - a fixture
 
 SPLITS = ("train", "valid", "test")
@@ -37,8 +37,8 @@ def prepared(request, tmp_path_factory):
     rng = np.random.default_rng(0)
     lines = ["\t".join((f"n{h}", f"r{r}", f"n{t}")) for h, r, t in rng.integers((30, 4, 30), size=(300, 3))]
     (folder / "edges.tsv").write_text("\n".join(lines) + "\n")
-    from marius_oac.data.prepare.edge_file import ReadOptions
-    from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+    from marius_oac.data.reading.edge_file import ReadOptions
+    from marius_oac.prepare.prepare import PrepareRequest, prepare
 
     out = folder / "graph"
     prepare(PrepareRequest(source=str(folder / "edges.tsv"), out=out, read=ReadOptions(relations=request.param)))

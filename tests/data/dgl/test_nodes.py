@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from marius_oac.cli.commands import main
-from marius_oac.data.dgl.csv_folders import prepare_dgl_csv
-from marius_oac.data.dgl.graphs import prepare_dgl, write_dgl
-from marius_oac.data.dgl.nodes import FEATURES_FILE, LABELS_FILE
 from marius_oac.data.graphs.features import open_features
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import COLUMNS, read_labels
 from marius_oac.errors import InputError, how_to_install
+from marius_oac.prepare.dgl.csv_folders import prepare_dgl_csv
+from marius_oac.prepare.dgl.graphs import prepare_dgl, write_dgl
+from marius_oac.prepare.dgl.nodes import FEATURES_FILE, LABELS_FILE
 from tests.data.dgl.test_layers import dgl  # noqa: F401 - a fixture
 
 MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}

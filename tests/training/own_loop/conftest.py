@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from marius_oac.training.own_loop import loop
+from marius_oac.torch import loop
 from tests.training.own_loop.loops import patience
 
 

@@ -12,12 +12,12 @@ import marius_oac.torch as mt
 from marius_oac.errors import DivergedError, InputError
 from marius_oac.pipeline.rows import LocalRows
 from marius_oac.pipeline.stages import Stages
-from marius_oac.training.own_loop import loop as loops
-from marius_oac.training.own_loop.alone import Alone
-from marius_oac.training.own_loop.at_hand import Rows
-from marius_oac.training.own_loop.beside import Beside
-from marius_oac.training.own_loop.pipeline import LoopStep
-from marius_oac.training.own_loop.planner import LoopPlanner
+from marius_oac.torch import loop as loops
+from marius_oac.torch.alone import Alone
+from marius_oac.torch.at_hand import Rows
+from marius_oac.torch.beside import Beside
+from marius_oac.torch.pipeline import LoopStep
+from marius_oac.torch.planner import LoopPlanner
 from tests.training.own_loop.loops import Loop, after, key_batches, trained
 from tests.training.own_loop.test_endings import EVERY_LINE, interrupted_at
 

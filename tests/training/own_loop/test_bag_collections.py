@@ -13,7 +13,7 @@ from torch import nn
 
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
-from marius_oac.training.own_loop.bag_collections import KeyedTensor
+from marius_oac.torch.bag_collections import KeyedTensor
 
 KEYS = 25
 

@@ -15,7 +15,7 @@ from torch import nn
 import marius_oac
 import marius_oac.torch as mt
 from marius_oac.errors import CheckpointError, DivergedError, InputError
-from marius_oac.training.own_loop import checkpoints
+from marius_oac.torch import checkpoints
 from tests.graphs import tiny_config
 from tests.house.test_house import ROOT
 from tests.training.own_loop.resumed import BATCHES, LOADERS, Training, equal

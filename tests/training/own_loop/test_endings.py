@@ -13,10 +13,10 @@ import torch
 import marius_oac.torch as mt
 from marius_oac.errors import DivergedError, InputError, NodeLost
 from marius_oac.pipeline.rows import LocalRows
-from marius_oac.training.own_loop import exits
-from marius_oac.training.own_loop.hand_over import HandOver
-from marius_oac.training.own_loop.pipeline import GrowingDevice, LoopStep
-from marius_oac.training.own_loop.planner import LoopPlanner
+from marius_oac.torch import exits
+from marius_oac.torch.hand_over import HandOver
+from marius_oac.torch.pipeline import GrowingDevice, LoopStep
+from marius_oac.torch.planner import LoopPlanner
 from tests.house.test_house import ROOT
 from tests.layers import PACKAGE
 from tests.threads import PATIENCE, in_thread, joined

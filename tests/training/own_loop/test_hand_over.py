@@ -3,7 +3,7 @@
 import pytest
 
 from marius_oac.runtime.channel import Closed
-from marius_oac.training.own_loop.hand_over import HandOver
+from marius_oac.torch.hand_over import HandOver
 from tests.threads import in_thread, joined
 
 

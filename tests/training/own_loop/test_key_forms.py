@@ -13,8 +13,8 @@ from torch import nn
 
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
-from marius_oac.training.own_loop import key_forms
-from marius_oac.training.own_loop.key_forms import joined, read_keys
+from marius_oac.torch import key_forms
+from marius_oac.torch.key_forms import joined, read_keys
 from tests.training.own_loop.loops import Loop
 from tests.training.own_loop.resumed import equal
 

@@ -9,8 +9,8 @@ from torch import nn
 
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
-from marius_oac.training.own_loop.processes.shard import LoopTable
-from marius_oac.training.own_loop.tables import Table
+from marius_oac.torch.processes.shard import LoopTable
+from marius_oac.torch.tables import Table
 from tests.training.own_loop.loops import Loop
 
 NUMBERS, TEXTS = torch.tensor([3, 7]), ["3", "7"]

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runtime.files.untrusted import parse_json
-from marius_oac.training.own_loop.plain import from_plain, to_plain
+from marius_oac.torch.plain import from_plain, to_plain
 
 STATES = [
     None, True, 3, -(2**63), 2**63 - 1, 2**63, -(2**70), "text", 0.1, math.inf, -math.inf, [1, [2.5, "a"]], (1, (2,)),

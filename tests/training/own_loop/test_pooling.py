@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from marius_oac.kernels.cpu import leaves
-from marius_oac.training.own_loop.pooling import picked, pooled
+from marius_oac.torch.pooling import picked, pooled
 
 MODES = st.sampled_from(["sum", "mean", "max"])
 

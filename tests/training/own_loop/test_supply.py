@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from marius_oac.training.own_loop.planner import Fed
-from marius_oac.training.own_loop.supply import Supply
+from marius_oac.torch.planner import Fed
+from marius_oac.torch.supply import Supply
 
 
 @pytest.mark.parametrize("pad", [False, True])

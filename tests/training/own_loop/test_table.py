@@ -113,7 +113,7 @@ def test_texts_are_keys():
 
 @pytest.mark.parametrize("disk", [False, True])
 def test_items_are_all_rows(disk, monkeypatch, tmp_path):
-    monkeypatch.setattr("marius_oac.training.own_loop.direct.ROWS_PER_BLOCK", 3)
+    monkeypatch.setattr("marius_oac.torch.direct.ROWS_PER_BLOCK", 3)
     place = {"memory": "1MiB", "path": tmp_path} if disk else {}
     with trained(mt.Table(3, adagrad, **place)) as table:
         blocks = list(table.items())

@@ -13,11 +13,11 @@ from torch.optim import optimizer as torchs
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
 from marius_oac.pipeline.rows import LocalRows
-from marius_oac.training.own_loop import unstepped
-from marius_oac.training.own_loop.beside import Beside
-from marius_oac.training.own_loop.loop import Loop as OneLoop
-from marius_oac.training.own_loop.pipeline import LoopStep
-from marius_oac.training.own_loop.processes.batches import SharedRows
+from marius_oac.torch import unstepped
+from marius_oac.torch.beside import Beside
+from marius_oac.torch.loop import Loop as OneLoop
+from marius_oac.torch.pipeline import LoopStep
+from marius_oac.torch.processes.batches import SharedRows
 from tests.training.own_loop.habits import KEYS, Network, Ours, Plain, batches, loss_of
 from tests.training.own_loop.loops import Loop, key_batches
 from tests.training.own_loop.test_endings import interrupted_at

@@ -9,10 +9,10 @@ import pytest
 
 from marius_oac.config.space import SpaceConfig
 from marius_oac.errors import DivergedError, InputError, Interrupted
-from marius_oac.training.tune import search as module
-from marius_oac.training.tune.results import told
-from marius_oac.training.tune.search import Search, TuneRequest
-from marius_oac.training.tune.study import STUDY, Trials, check_optuna
+from marius_oac.insight.tune import search as module
+from marius_oac.insight.tune.results import told
+from marius_oac.insight.tune.search import Search, TuneRequest
+from marius_oac.insight.tune.study import STUDY, Trials, check_optuna
 
 BASE = Path(__file__).parents[3] / "examples" / "codex-s.yaml"
 
@@ -272,7 +272,7 @@ def test_nothing_of_a_study_is_unpickled(tmp_path):
         "import sys, pickle\n"
         "from pathlib import Path\n"
         "from marius_oac.config.space import SpaceConfig\n"
-        "from marius_oac.training.tune.study import Trials\n"
+        "from marius_oac.insight.tune.study import Trials\n"
         "pickle.loads = pickle.load = pickle.Unpickler = None\n"
         "space = {'sampler': sys.argv[1], 'startup': 1, 'space': {'a': {'low': 0, 'high': 1}}}\n"
         "for _ in range(4):\n"

@@ -12,8 +12,8 @@ import yaml
 
 from marius_oac.cli.commands import main
 from marius_oac.config.space import SpaceConfig
+from marius_oac.insight.tune.study import STUDY, Trials
 from marius_oac.training.local import open_run
-from marius_oac.training.tune.study import STUDY, Trials
 from tests.forked import anew
 
 pytestmark = pytest.mark.slow

@@ -33,7 +33,7 @@ from marius_oac.nodes.launch.tunnel import LOOPBACK
 from marius_oac.runtime.console import is_terminal, relay, say
 from marius_oac.runtime.signals import handled
 
-PROGRAM = ("-P", "-m", "marius_oac.training.trainer")
+PROGRAM = ("-P", "-m", "marius_oac.nodes.training.trainer")
 _KILLED = -9  # as the exit code of a process that went with its actor
 _LINES = 40  # of a failed process's standard error that are shown
 _TAIL = 1 << 15  # bytes of it that are kept

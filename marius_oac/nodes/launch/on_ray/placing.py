@@ -21,7 +21,7 @@ class RayRequest:
     Attributes:
         trainers: number of processes, each with an actor; a range, as (2, 4): as many as there is room for at each
             start.
-        job: what each does, as plain JSON values (`marius_oac.training.trainer`).
+        job: what each does, as plain JSON values (`marius_oac.nodes.training.trainer`).
         threads: CPUs of each; 0: an equal share of the cluster's.
         gpu: whether each needs a GPU; None: if the cluster has one for each.
         memory: bytes of each; 0: not counted.

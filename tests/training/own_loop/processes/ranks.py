@@ -22,9 +22,9 @@ import marius_oac.torch as mt
 from marius_oac.errors import MariusOacError
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.transport.zmq_client import ZmqClient
-from marius_oac.training.own_loop.processes import shard
-from marius_oac.training.own_loop.processes.exchange import SharedSource
-from marius_oac.training.own_loop.processes.home import Processes
+from marius_oac.torch.processes import shard
+from marius_oac.torch.processes.exchange import SharedSource
+from marius_oac.torch.processes.home import Processes
 
 COUNT, KEYS, SIZE = 12, 60, 6  # batches, keys, and keys of a batch and process
 TIMEOUT = 20

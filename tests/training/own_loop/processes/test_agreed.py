@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.training.own_loop.processes.home import Processes
+from marius_oac.torch.processes.home import Processes
 
 
 class Source:

@@ -8,8 +8,8 @@ import pytest
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
 from marius_oac.nodes.transport.messages import Kind, Malformed, parse
-from marius_oac.training.own_loop.processes.shard import NO_STEP, LoopShard, LoopTable, Stepped, _check_alike
-from marius_oac.training.own_loop.tables import Table
+from marius_oac.torch.processes.shard import NO_STEP, LoopShard, LoopTable, Stepped, _check_alike
+from marius_oac.torch.tables import Table
 from tests.nodes.wire import framed
 
 STEP = Stepped(0.1, 3, np.arange(6, dtype=np.float32).reshape(2, 3))

@@ -1,1 +1,0 @@
-"""From files of edges to a prepared graph folder."""

@@ -1,0 +1,1 @@
+"""What looks at runs: their reports, a view while they train, searches over settings."""

@@ -1,0 +1,121 @@
+"""The task of a process of a cluster, on which all processes agree before any of them trains."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from marius_oac.config.cluster import read_secret
+from marius_oac.config.task import TaskConfig
+from marius_oac.errors import InputError
+from marius_oac.nodes.dense.allreduce import AllReduce
+from marius_oac.nodes.dense.contract import DenseAgreement
+from marius_oac.nodes.dense.kinds import make_dense_sync
+from marius_oac.nodes.dense.sync_server import SyncServers
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.groups.trainers import Crowd
+from marius_oac.nodes.launch import agree
+from marius_oac.nodes.launch.cluster import Place, names, trains_of, weights_of
+from marius_oac.nodes.sharded.place import name_of
+from marius_oac.nodes.sharded.placement import agreed_packing
+from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.nodes.shards.connections import Connections, check_port
+from marius_oac.nodes.shards.packing import pack
+from marius_oac.nodes.training.rowless import Rowless, alone, staying
+from marius_oac.runs.checkpoints.parts import NODES
+from marius_oac.runs.task import Task
+from marius_oac.training import local
+from marius_oac.types import present
+
+
+def agreed_task(
+    config: TaskConfig,
+    place: Place,
+    group: Group,
+    make: Callable[[], Task],
+    run: Path,
+    resumes: bool = False,
+    checkpoint: str | None = None,
+) -> ShardedTask | Rowless:
+    """Returns the task with its placement, once all processes have agreed that they can train the same. Collective.
+
+    Args:
+        run: the run's folder; `resumes`: whether it continues; `checkpoint`: the one to continue from, if one is named.
+    """
+    problem, found = None, None
+    try:
+        found = node_task(make(), place, group)
+        read_secret(place.cluster)
+        check_port(place)
+        found.check()
+    except InputError as error:
+        problem = str(error)
+    group.barrier()
+    digest = hashlib.sha256(config.dump().encode()).hexdigest()
+    said = agree.statement(place, digest, problem=problem, data_digest="" if found is None else data_digest(found))
+    agree.compare(group.gather(said))
+    task = present(found)  # else the comparison has raised its problem
+    ranks = staying(config, task.weights)
+    if len(ranks) < group.size:
+        part, others = group.part(ranks), [rank for rank in range(group.size) if rank not in ranks]
+        if part is None:
+            one = task.task
+            one.config = alone(one.config, place)
+            return Rowless(one, place, group, len(ranks) + others.index(group.rank))
+        task = node_task(task.task, place, part, ranks, group)
+    task = task.placed(agreed_packing(task, config, place.cluster, run if resumes else None, checkpoint))
+    task.peers.agreed(lambda: local.check_task(task, part_of(run, task, place)))
+    return task
+
+
+def data_digest(task: Task) -> str:
+    """Digest of the data: of a graph, or of a log's schema and of sizes and samples of its files."""
+    return hashlib.sha256(json.dumps([task.fingerprint, *sorted(task.run_files().items())]).encode()).hexdigest()
+
+
+def node_task(
+    task: Task, place: Place, group: Group, ranks: Sequence[int] | None = None, whole: Group | None = None
+) -> ShardedTask:
+    """Returns a task for training over nodes.
+
+    Args:
+        ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`rowless`).
+    """
+    config, cluster = task.config, place.cluster
+    lockstep = config.pipeline.mode != "async"
+    pipeline = config.pipeline
+    ahead = 2 * (pipeline.room + pipeline.most_workers("plan") + pipeline.most_workers("read")) + 4
+    every, called, trains = weights_of(cluster), names(cluster), trains_of(cluster)
+    within = range(len(every)) if ranks is None else ranks
+    weights = [every[rank] for rank in within]
+    rowless = [called[rank] for rank in range(len(every)) if rank not in within]
+    carriers = sum(bool(weight) for weight in weights)
+    dense = config.nodes.dense
+    crowd = Crowd([trains[rank] for rank in within], sum(trains) - sum(trains[rank] for rank in within))
+
+    def make_dense(servers: SyncServers) -> DenseAgreement:
+        def assign(sizes: Sequence[int]) -> list[int]:
+            packed: list[int] = pack(np.array(sizes), np.array(sizes), [sum(sizes)] * carriers, unit="bytes").tolist()
+            return packed
+
+        together: Group | None = group
+        if crowd.serving:
+            together = group.part([rank for rank in range(group.size) if crowd.trains[rank]])
+        if together is None:  # it has no gradients; shards of parameters are sent to it
+            return AllReduce(ThreadGroup.members(1)[0])
+        return make_dense_sync(dense, together, lockstep, servers, assign, config.nodes.parts)
+
+    alpha = dense.alpha if dense.kind == "easgd" else None
+    tell = whole.gather if whole else lambda run: None
+    connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd, config.nodes.parts)
+    return ShardedTask(task, group, weights, make_dense, connections, crowd)
+
+
+def part_of(run: Path, task: ShardedTask, place: Place) -> Path:
+    """Returns the folder with this process's rows."""
+    return run / NODES / task.layout / name_of(place)
