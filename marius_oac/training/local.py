@@ -241,7 +241,6 @@ def run_task(
             prepare(loop)
             session.initialize()
             folder.write_config(task.config, task.run_files())
-            ahead.wait()
             note_arithmetic(session, folder)
             with tracking(task.config.trackers if task.peers.leads else (), folder, loop.position.batch_index):
                 loop.run()
