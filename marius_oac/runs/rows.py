@@ -17,7 +17,7 @@ from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable, SharedKeys
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class NumberedTables:
     """Tables that all have the rows 0 to `count` - 1, such as a graph's nodes; there may be none.
 
@@ -37,7 +37,7 @@ class NumberedTables:
     make_planner: Callable[[ExitStack], SlicedPlanner]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class KeyedTables:
     """Tables of keys, such as the features of a click log, which get rows when training first meets them.
 

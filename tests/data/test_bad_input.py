@@ -130,7 +130,7 @@ def test_numpy_ids(tmp_path, ids, message):
 
 def test_rows_are_counted_across_batches(tmp_path, monkeypatch):
     for module in ("readers", "edge_arrays"):
-        monkeypatch.setattr(f"marius_oac.data.prepare.{module}.BATCH_ROWS", 4)
+        monkeypatch.setattr(f"marius_oac.data.reading.{module}.BATCH_ROWS", 4)
     ids = np.arange(40).reshape(20, 2)
     ids[17, 1] = -7
     np.save(tmp_path / "g.npy", ids)

@@ -341,7 +341,7 @@ def test_who_is_started_again_runs_what_this_command_names_and_nothing_else(made
     monkeypatch.setattr(node_training, "open_group", lambda place: nullcontext(group))
 
     def resumed(run, *arguments):
-        trust = arguments[-2]
+        trust = arguments[-1]
         code_to_resume(config, run, trust)  # as it was begun
         return code_to_resume(RunFolder.open(run).config, run, trust)
 

@@ -62,7 +62,7 @@ class RemoteKeys:
         return values, local, ~known[local]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class KeyedRows(KeyedTables, SpreadRows):
     """`KeyedTables` of which this process has a part."""
 

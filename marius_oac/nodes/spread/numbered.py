@@ -53,7 +53,7 @@ class PlacedInitial(RowInitial):
         self.of_ids.fill(self.places.ids_on(self.place, keys), rows, dimension)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class NumberedRows(NumberedTables, SpreadRows):
     """`NumberedTables` of which this process has a part."""
 
