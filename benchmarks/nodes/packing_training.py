@@ -2,7 +2,7 @@
 
     python -m benchmarks.nodes.packing_training  # codex-s and a generated log; about a minute on one core
 
-Trainers measure the first batches of a run as they do before it begins (`ShardedTask.measure`); what counts are other
+Trainers measure the first batches of a run as they do before it begins (`NodesHome.measure`); what counts are other
 batches, later in the run. A load is the heaviest node's of the mean, in bytes of the values that are looked up; with
 bags that the nodes add up (`pool_at: shard`) a row counts for every bag that it is in. Seconds are CPU time of the
 slowest trainer's pass.
@@ -23,14 +23,14 @@ from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import open_graph
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.nodes.shards.packing import even, heaviest, pack
 from marius_oac.storage.placement import NUM_SHARDS
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
 
 NODES = (2, 4, 8)
-Make = Callable[[ThreadGroup, list[float]], ShardedTask]
+Make = Callable[[ThreadGroup, list[float]], NodesHome]
 
 
 def graphs() -> Iterator[tuple[str, Make]]:
@@ -43,7 +43,7 @@ def graphs() -> Iterator[tuple[str, Make]]:
         )
         yield (
             f"codex-s, batches of 1,000, {count} negatives a side",
-            lambda group, weights, config=config: ShardedTask(GraphTask(config, graph), group, weights, None, None),
+            lambda group, weights, config=config: NodesHome(GraphTask(config, graph), group, weights, None, None),
         )
 
 
@@ -60,9 +60,7 @@ def logs(folder: Path) -> Iterator[tuple[str, Make]]:
             config = Config.build(tree)
             yield (
                 f"generated log, batches of {size:,}, bags pooled by the {place}",
-                lambda group, weights, config=config: ShardedTask(
-                    start_ctr_task(config)[0], group, weights, None, None
-                ),
+                lambda group, weights, config=config: NodesHome(start_ctr_task(config)[0], group, weights, None, None),
             )
 
 

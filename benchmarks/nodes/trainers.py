@@ -25,7 +25,7 @@ from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.sync_server import SyncServer, SyncServers
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
@@ -73,10 +73,10 @@ def train_together(config: TaskConfig, trainers: int) -> Trained:
     nodes = []
     for group in ThreadGroup.members(trainers, PATIENCE):
         here = _Here(config, group, network)
-        nodes.append(ShardedTask(task, group, weights, here.agreement, here.connect))
+        nodes.append(NodesHome(task, group, weights, here.agreement, here.connect))
     errors: list[BaseException] = []
 
-    def work(node: ShardedTask) -> _Outcome:
+    def work(node: NodesHome) -> _Outcome:
         try:
             return _trained(node)
         except BaseException as error:
@@ -107,17 +107,17 @@ class _Outcome:
     predicted: list[dict[str, float]] = field(default_factory=list)
 
 
-def _trained(node: ShardedTask) -> _Outcome:
+def _trained(node: NodesHome) -> _Outcome:
     results: list[BatchResult] = []
     predicted: list[dict[str, float]] = []
-    with Session(node) as session:
+    with Session(node.task, home=node) as session:
         session.report_to(results.append)
         first = 0
-        for epoch, last in enumerate(node.schedule.ends):
+        for epoch, last in enumerate(node.task.schedule.ends):
             session.before_epoch(epoch)
             session.parts.segments.begin(first)
             session.pipeline.run(first, last)
-            session.parts.segments.end(last == node.schedule.last)
+            session.parts.segments.end(last == node.task.schedule.last)
             node.peers.wait()  # until everyone's batches are in the rows
             predicted.append(session.predicted(first))
             first = last

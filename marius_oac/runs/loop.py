@@ -40,7 +40,7 @@ class TrainingLoop:
     """Runs a session to its last epoch and leaves everything in the run's folder."""
 
     def __init__(self, session: Session, folder: RunFolder, callbacks: Callbacks = NO_CALLBACKS):
-        self.session, self.folder, self.config, self.peers = session, folder, session.config, session.task.peers
+        self.session, self.folder, self.config, self.peers = session, folder, session.config, session.home.peers
         self._callbacks = callbacks
         folder.metrics.listeners.append(callbacks.line)
         self.position = Position(device=name_of_device(session.device))
@@ -84,7 +84,7 @@ class TrainingLoop:
         position = self._position_of(before)
         self.folder.checkpoints.keep_for(self.session.stores)
         with fitting(before):
-            self.session.task.take_over(before, self.session.parts)
+            self.session.home.take_over(before, self.session.parts)
         self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
         self.folder.rewind(self.position.batch_index, wait=self.peers.wait)
         self._evaluation_is_due = self._at_epoch()
@@ -106,7 +106,7 @@ class TrainingLoop:
         self.folder.checkpoints.keep_for(self.session.stores)
         self.peers.agreed(lambda: self.session.load_rows(checkpoint, self.folder.checkpoints))
         with fitting(checkpoint):
-            self.session.task.load_dense(self.session.parts, checkpoint)
+            self.session.home.load_dense(self.session.parts, checkpoint)
 
     def _restore_best(self) -> None:
         """Marks the checkpoint that was the best at this position, unless it has been removed since."""
@@ -281,7 +281,7 @@ class TrainingLoop:
                 self.session.step.dense_state(),
                 self.position.dump() | self.folder.flushed_records(self.position.batch_index),
                 self.config.checkpoint.keep,
-                self.session.task.state_arrays(),
+                self.session.home.state_arrays(),
                 self._all_have_saved,
                 alike=not self._alone and self.session.dense_is_alike(),
             )
@@ -298,7 +298,7 @@ class TrainingLoop:
         totals = self._of_all(self.position.epoch)
         line = {"kind": "epoch", "epoch": epoch, "batch": self.position.batch_index - 1}
         run = {"training.seconds": self.position.total.seconds} | self.session.of_process()
-        line |= totals.metrics() | run | self.session.source.metrics() | self.session.task.summary()
+        line |= totals.metrics() | run | self.session.source.metrics() | self.session.home.summary()
         self.folder.metrics.add(line)
         name = Painted(f"epoch {epoch + 1} of {len(self.schedule.ends)}:", BOLD)
         progress.say(name, f" loss {totals.mean_loss():.4f}, {totals.rate():,.0f} examples/s")
@@ -335,7 +335,7 @@ class TrainingLoop:
         total, pipeline = self.position.total, self.session.pipeline
         found = bound(
             total.stage_seconds, total.seconds, pipeline.setting, self.config.data_grows, self.position.batch_index,
-            self.session.task.peers.over_nodes,
+            self.session.home.peers.over_nodes,
         )  # fmt: skip
         if found:
             progress.say(found.line)
@@ -363,7 +363,7 @@ class TrainingLoop:
         if position.best >= 0:
             summary["training.best_epoch"] = position.best_epoch
             summary[f"valid.{self.config.decisive_metric}"] = position.best
-        for name, digest in self.session.task.fingerprints(self.session.stores).items():
+        for name, digest in self.session.home.fingerprints(self.session.stores).items():
             summary[f"tables.{name}.sha256"] = digest
         summary["tables.dense.sha256"] = self.session.dense_fingerprint()
         if self.session.task.validates_on_a_sample and self.config.evaluation.every:
@@ -372,11 +372,11 @@ class TrainingLoop:
         if self.session.task.has("test"):
             progress.say("test")
             summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
-        self.session.task.finish(self.folder.path)
-        summary |= self.session.task.summary() | self.session.source.metrics()
+        self.session.home.finish(self.folder.path)
+        summary |= self.session.home.summary() | self.session.source.metrics()
         summary |= self.session.of_process() | progressive_means(self.folder.metrics.lines())
-        if self.session.task.memory_plan:
-            summary["machine.memory_plan"] = self.session.task.memory_plan.by_place()
+        if self.session.home.memory_plan:
+            summary["machine.memory_plan"] = self.session.home.memory_plan.by_place()
         machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"
         summary["machine"] = f"{machine}, {self.session.device}, {kernels_of(self.config.compute)} kernels"
         self.folder.write_summary(summary)

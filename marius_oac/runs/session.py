@@ -21,6 +21,7 @@ from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.stages import BatchResult, Probe
 from marius_oac.runs.checkpoints.checkpoint import DENSE, Checkpoint
 from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.home import Home
 from marius_oac.runs.reporting import memory_of, setting_of
 from marius_oac.runs.task import Task
 from marius_oac.runtime.closing import Closable
@@ -91,17 +92,17 @@ def num_threads(config: TaskConfig, binding: Binding = UNBOUND) -> int:
     return config.threads or binding.threads()
 
 
-def bind(task: Task, device: torch.device) -> Binding:
+def bind(home: Home, device: torch.device) -> Binding:
     """The binding of this process's threads and tables to its machine, beside the run's other processes there.
 
     Collective: the processes exchange what each of them is and may use. The first one logs the binding.
     """
-    config, peers, gpu = task.config, task.peers, gpu_address(device)
+    task, config, peers, gpu = home.task, home.config, home.peers, gpu_address(device)
     paths = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
     disks = list(dict.fromkeys(name for path in paths for name in disks_under(path))) if paths else None
     mine = LocalProcess(
         running_kernel(), format_list(os.sched_getaffinity(0)), disks, gpu,
-        config.threads, task.table_bytes(), peers.trains, peers.serves,
+        config.threads, home.table_bytes(), peers.trains, peers.serves,
     )  # fmt: skip
     every = [LocalProcess(**told) for told in peers.gather(asdict(mine))]
     if config.binding == "off":
@@ -114,17 +115,17 @@ def bind(task: Task, device: torch.device) -> Binding:
 
 
 class Session(Closable):
-    """Planner, tables, step and pipeline of one run of a task."""
+    """Planner, tables, step and pipeline of one run of a task, whose rows are in `home`; None: in this process."""
 
-    def __init__(self, task: Task, trace: Path | None = None, probe: Probe | None = None):
-        self.task, self.config = task, task.config
+    def __init__(self, task: Task, trace: Path | None = None, probe: Probe | None = None, home: Home | None = None):
+        self.task, self.config, self.home = task, task.config, home or Home(task)
         self.device = pick_device(self.config.device)
-        self.binding = bind(task, self.device)
+        self.binding = bind(self.home, self.device)
         self.threads = num_threads(self.config, self.binding)
         self._report: Callable[[BatchResult], None] = lambda result: None
         with ExitStack() as stack:
             self.telemetry = stack.enter_context(Telemetry(trace))
-            self.parts = task.build(stack, self.device, self.threads, self.binding)
+            self.parts = self.home.build(stack, self.device, self.threads, self.binding)
             self.planner, self.stores, self.step = self.parts.planner, self.parts.stores, self.parts.step
             self.source = self.parts.source or LocalSource(self.stores, self.config.pipeline.mode)
             self.pipeline = Pipeline(
@@ -141,20 +142,20 @@ class Session(Closable):
     def evaluate(self, split: Split, whole: bool = True) -> dict[str, float]:
         """Metrics of the present parameters on a split; see `Task.evaluate`."""
         with self._beside_compute(), torch_threads(self.threads), Activity(f"{split} is being evaluated"):
-            return self.task.evaluate(self.parts, split, whole)
+            return self.home.evaluate(self.parts, split, whole)
 
     def of_process(self) -> dict[str, int]:
         """Memory, batches in flight and threads of this process, by name."""
-        return memory_of(self.task.memory_plan) | setting_of(self.pipeline.setting)
+        return memory_of(self.home.memory_plan) | setting_of(self.pipeline.setting)
 
     def before_epoch(self, epoch: int) -> dict[str, float] | None:
         """See `Task.before_epoch`."""
         with self._beside_compute(), torch_threads(self.threads):
-            return self.task.before_epoch(self.parts, epoch)
+            return self.home.before_epoch(self.parts, epoch)
 
     def predicted(self, first: int) -> dict[str, float]:
         """See `Task.predicted`; of the batches from `first` on, which the metrics name."""
-        metrics = self.task.predicted(self.step, self.task.peers)
+        metrics = self.home.predicted(self.parts)
         return {"first": first, **metrics} if metrics else {}
 
     def check_device(self, before: str) -> str:
@@ -182,7 +183,7 @@ class Session(Closable):
         """Loads the tables of a checkpoint, one of `checkpoints`. Raises CheckpointError if it is damaged, also where
         it has the dense parameters: processes load these together, and none may fail then."""
         with checkpoints.offering_before(checkpoint.name):
-            self.task.load_state_arrays(checkpoint.arrays())
+            self.home.load_state_arrays(checkpoint.arrays())
             checkpoint.restore(self.stores)
             if checkpoint.checked:
                 checkpoint.verify(DENSE)
@@ -201,7 +202,7 @@ class Session(Closable):
 
     def dense_is_alike(self) -> bool:
         """Whether the dense parameters and their optimizer state have the same bits on all trainers. Collective."""
-        peers = self.task.peers
+        peers = self.home.peers
         return len({*peers.gather(self.dense_fingerprint() if peers.trains else None)} - {None}) == 1
 
     def close(self) -> None:

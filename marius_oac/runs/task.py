@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,8 @@ from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.rows import RowSource
 from marius_oac.runs.arithmetic import Sample
-from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.checkpoints.origin import check_together
-from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.peers import Peers
 from marius_oac.runs.rows import KeyedTables, NumberedTables
 from marius_oac.runs.segments import Segments
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
@@ -56,53 +54,6 @@ class Schedule:
         return self.ends[epoch - 1] if epoch else 0
 
 
-class Peers:
-    """The processes of a run, which take the same decisions. This class is for a run of one process."""
-
-    leads = True
-    """Whether this process decides, and reports to the user."""
-    rank = 0
-    """This process's number among them."""
-    trains = True
-    """Whether this process computes batches."""
-    serves = True
-    """Whether this process holds rows."""
-    over_nodes = False
-    """Whether rows are served to processes of several nodes."""
-
-    def any(self, flag: bool) -> bool:
-        """Returns whether the flag is set on any process. Collective."""
-        return flag
-
-    def gather(self, value: Any) -> list[Any]:
-        """Returns the value of each process, by rank; values are plain. Collective."""
-        return [value]
-
-    def common(self, names: Sequence[str]) -> list[str]:
-        """Returns the names that every process has, sorted. Collective."""
-        return sorted(names)
-
-    def wait(self) -> None:
-        """Returns when every process has called it."""
-
-    def agreed(self, make: Callable[[], Any]) -> Any:
-        """Returns what `make` returns. Raises InputError on all processes if it does on one. Collective."""
-        return make()
-
-    def share(self, checkpoints: Checkpoints) -> int:
-        """Has what the processes save from now on be parts of one moment; returns how many they are. Collective."""
-        sessions = self.gather(checkpoints.origin.session)
-        checkpoints.saved_as(sessions[0], self.rank, len(sessions))
-        return len(sessions)
-
-    def opened(self, checkpoints: Checkpoints, name: str) -> Checkpoint:
-        """This process's part of a checkpoint, to be checked as it is read. Raises InputError on all processes if one
-        is damaged, another's, or of another moment than the others. Collective."""
-        found: Checkpoint = self.agreed(lambda: checkpoints.open(name, as_read=True))
-        check_together(self.gather([str(found.path), found.facts()]))
-        return found
-
-
 @dataclass
 class Components:
     """What the pipeline moves batches through."""
@@ -127,9 +78,6 @@ class Task(ABC):
     """The run's folder, if there is a run."""
     notes: Sequence[str] = ()
     """Remarks for the user, printed before training."""
-    memory_plan: MemoryPlan | None = None
-    """What the run needs, once it has been checked."""
-    peers: Peers = Peers()
 
     @property
     @abstractmethod
@@ -156,13 +104,9 @@ class Task(ABC):
         """The memory and disk that a run needs which starts now and writes to `folder`; `held`: how many numbered rows
         of each table this process carries; None: all."""
 
-    def table_bytes(self) -> int:
-        """Bytes that this process's tables take in memory; 0: unknown before training."""
-        return (self.config.storage.memory or 0) if self.config.storage.on_disk else self._all_row_bytes()
-
     @abstractmethod
-    def _all_row_bytes(self) -> int:
-        """Bytes of all rows that this process holds; 0: unknown."""
+    def row_bytes(self) -> int:
+        """Bytes of all rows; 0: unknown before training."""
 
     def use_folder(self, folder: Path) -> None:
         """Called before `build` if there is a run, with its folder, where the task may keep files of its own."""
@@ -238,25 +182,12 @@ class Task(ABC):
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restores what `state_arrays` returned; called before the rows are loaded."""
 
-    def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
-        """Restores the dense parameters and their optimizer's state.
-
-        Raises:
-            ValueError: they are those of another model.
-        """
-        parts.step.load_dense_state(checkpoint.dense())
-
-    def take_over(self, whole: Checkpoint, parts: Components) -> None:
-        """Loads what this process holds from a checkpoint of all parts of other nodes; only over nodes."""
-        raise TypeError(f"{type(self).__name__} is trained on one machine")
-
     def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
         """SHA-256 of each table, by name: equal for equal bits."""
         return {store.name: store.fingerprint() for store in stores}
 
     def finish(self, folder: Path) -> None:
-        """Adds to a run's folder what is made once it is trained; what is lost of it is made again. Only on one
-        machine."""
+        """Adds to a run's folder what is made once it is trained; what is lost of it is made again."""
         return
 
     @abstractmethod

@@ -25,10 +25,11 @@ from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.models.compute import own_initial
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.update import Update
+from marius_oac.runs.peers import Peers
 from marius_oac.runs.rows import NumberedTables
 from marius_oac.runs.segments import LocalSegments
 from marius_oac.runs.stores import Tables
-from marius_oac.runs.task import Components, Peers, Task
+from marius_oac.runs.task import Components, Task
 from marius_oac.runtime.files.untrusted_arrays import read_npy
 from marius_oac.runtime.machine import cgroups
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
@@ -66,7 +67,8 @@ class TaskOnGraph(Task):
         if order not in ("plan", "arrival") and (recorded := len(read_order(order))) < needed:
             raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", order)
 
-    def _all_row_bytes(self) -> int:
+    def row_bytes(self) -> int:
+        """See `Task.row_bytes`."""
         return sum(entity_layout(self.config).row_bytes * table.num_rows for table in self.planner.tables)
 
     def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> None:

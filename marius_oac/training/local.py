@@ -24,6 +24,7 @@ from marius_oac.runs.callbacks import NO_CALLBACKS, Callbacks
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
+from marius_oac.runs.home import Home
 from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.memory.plan import MemoryPlan, return_freed_memory
 from marius_oac.runs.session import Session, pick_device
@@ -98,9 +99,10 @@ def train(
         library, notes = products.chosen(task.config)
         task.config = task.config.with_products(library)
         task.notes = (*task.notes, *idle_settings(task.config), *notes)
-        check_task(task, path)
+        home = Home(task)
+        check_home(home, path)
         with RunFolder.create(path, task.config, task.fingerprint, task.run_files()) as folder:
-            run_task(task, folder, trace, probe, callbacks=callbacks)
+            run(home, folder, trace, probe, callbacks=callbacks)
     return open_run(path)
 
 
@@ -151,10 +153,11 @@ def resume(
         stack.enter_context(ahead.compiling(kernel_groups(config)))
         known = idle_settings(folder.config)
         task.notes = tuple(note for note in idle_settings(config) if note not in known)
-        check_task(task, folder.path)
+        home = Home(task)
+        check_home(home, folder.path)
         if log and data:  # before anything is written: a run with a bad row in its log could not continue
-            task.check_new_data(len(log.files))
-        run_task(task, folder, trace, probe, lambda loop: loop.restore(checkpoint), callbacks)
+            home.check_new_data(len(log.files))
+        run(home, folder, trace, probe, lambda loop: loop.restore(checkpoint), callbacks)
     return open_run(path)
 
 
@@ -193,40 +196,39 @@ def with_data(config: TaskConfig, data: Sequence[str]) -> TaskConfig:
     return config.replace(f"data.train={json.dumps([*config.train_files, *data])}")
 
 
-def check_task(task: Task, path: Path) -> None:
+def check_home(home: Home, path: Path) -> None:
     """Raises InputError if a run can't start; prints the task's notes and the memory plan."""
-    device = pick_device(task.config.device)
-    check_precision(task.config, device)
-    task.check()
-    for note in task.notes:
+    check_precision(home.config, pick_device(home.config.device))
+    home.check()
+    for note in home.task.notes:
         logger.warning(note)
     return_freed_memory()
-    task.memory_plan = plan_memory(task, path)
-    task.memory_plan.announce()
-    check_places(task.config.storage)
-    if task.peers.leads:
-        check_trackers(task.config.trackers)
+    home.memory_plan = plan_memory(home, path)
+    home.memory_plan.announce()
+    check_places(home.config.storage)
+    if home.peers.leads:
+        check_trackers(home.config.trackers)
 
 
-def plan_memory(task: Task, path: Path) -> MemoryPlan:
+def plan_memory(home: Home, path: Path) -> MemoryPlan:
     """The memory plan of a run. Where `pipeline.in_flight` is `auto` and memory is short, halves the task's
     `pipeline.most_in_flight` until the plan fits, or there is no less."""
     while True:
-        pipeline = task.config.pipeline
+        pipeline = home.config.pipeline
         less = pipeline.room // 2 if pipeline.in_flight == "auto" else 0
         try:
-            plan = task.plan_memory(path)
+            plan = home.plan_memory(path)
             if less:
                 plan.check()
             return plan
         except InputError:
             if not less:
                 raise
-            task.config = task.config.replace(f"pipeline.most_in_flight={less}")
+            home.task.config = home.config.replace(f"pipeline.most_in_flight={less}")
 
 
-def run_task(
-    task: Task,
+def run(
+    home: Home,
     folder: RunFolder,
     trace: bool,
     probe: Probe | None,
@@ -234,17 +236,18 @@ def run_task(
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> None:
     """Trains to the end; `prepare` is called with the training loop first."""
+    task, peers = home.task, home.peers
     try:
         task.use_folder(folder.rows)
-        with Session(task, folder.new_trace() if trace else None, probe) as session:
+        with Session(task, folder.new_trace() if trace else None, probe, home) as session:
             loop = TrainingLoop(session, folder, callbacks)
             prepare(loop)
             session.initialize()
             folder.write_config(task.config, task.run_files())
             note_arithmetic(session, folder)
-            with tracking(task.config.trackers if task.peers.leads else (), folder, loop.position.batch_index):
+            with tracking(task.config.trackers if peers.leads else (), folder, loop.position.batch_index):
                 loop.run()
-            task.peers.wait()
+            peers.wait()
     except Interrupted:
         raise
     except BaseException as error:
@@ -257,7 +260,7 @@ def run_task(
 def note_arithmetic(session: Session, folder: RunFolder) -> None:
     """Compares what decides this process's last bits with that of the run's beginning, and with the first process's.
     Collective."""
-    task, peers = session.task, session.task.peers
+    task, peers = session.task, session.home.peers
     known = session.device.type == "cpu" and not named_code(task.config)
     here = Arithmetic.here(
         task.config.compute, session.threads, task.sample(session.device, session.threads) if known else None

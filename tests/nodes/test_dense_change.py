@@ -24,7 +24,7 @@ from marius_oac.models.compute.dense_moments import (
 )
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.sharded.dense import mean_of
-from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.runs.checkpoints.parts import ShardedCheckpoint
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import Session
@@ -150,13 +150,13 @@ class World:
         nodes = []
         for group in ThreadGroup.members(count):
             here = _Here(self.config, group, self.network)
-            node = ShardedTask(self.task, group, [1.0] + [0.0] * (count - 1), here.agreement, here.connect)
+            node = NodesHome(self.task, group, [1.0] + [0.0] * (count - 1), here.agreement, here.connect)
             node.rows.take = lambda *arguments: None
             node.abort = group.abort
             nodes.append(node)
 
         def work(node):
-            with Session(node) as session:
+            with Session(node.task, home=node) as session:
                 if saved:
                     node.load_dense(session.parts, saved[node.group.rank])
                 if before:
@@ -363,7 +363,7 @@ class OnAGpu:
 
 def test_a_checkpoint_takes_what_lies_on_a_gpu(days, monkeypatch):
     """What the dense layers agree with there, such as BMUF's global parameters."""
-    real = ShardedTask.state_arrays
+    real = NodesHome.state_arrays
 
     def state_arrays(node):
         there = {name: OnAGpu(tensor) for name, tensor in node.dense.state().items()}
@@ -371,5 +371,5 @@ def test_a_checkpoint_takes_what_lies_on_a_gpu(days, monkeypatch):
         monkeypatch.setattr(node.dense, "state", lambda: there)
         return real(node)
 
-    monkeypatch.setattr(ShardedTask, "state_arrays", state_arrays)
+    monkeypatch.setattr(NodesHome, "state_arrays", state_arrays)
     World(config_of(days, "bmuf")).play(0, 4)

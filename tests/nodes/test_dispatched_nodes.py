@@ -8,7 +8,7 @@ import yaml
 
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.sharded.task import check_config
+from marius_oac.nodes.sharded.place import check_config
 from marius_oac.runs.folder.folder import RunFolder
 from tests.nodes import test_node_training as over_nodes
 from tests.nodes.test_node_training import BATCHES, LONG, SMOOTH, digests, furthest, kill, run, start, wait_for_batches

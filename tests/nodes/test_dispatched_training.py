@@ -75,18 +75,20 @@ def train(tree, monkeypatch):
 
         def trained(node):
             results, first, rank = [], 0, node.group.rank
-            with Session(node, probe=partial(probe, rank) if probe else None) as session:
+            with Session(node.task, home=node, probe=partial(probe, rank) if probe else None) as session:
 
                 def report(result):
                     results.append(result)
                     at_batch(rank, session, result)
 
                 session.report_to(report)
-                while first < node.schedule.last and (not outcome.reached or outcome.reached[-1] is not None):
-                    last = min(node.schedule.last, session.parts.segments.next_pause(first) or node.schedule.last)
+                while first < node.task.schedule.last and (not outcome.reached or outcome.reached[-1] is not None):
+                    last = min(
+                        node.task.schedule.last, session.parts.segments.next_pause(first) or node.task.schedule.last
+                    )
                     session.parts.segments.begin(first)
                     reached = session.pipeline.run(first, last)
-                    session.parts.segments.end(reached == node.schedule.last)
+                    session.parts.segments.end(reached == node.task.schedule.last)
                     node.peers.wait()
                     assert set(node.peers.gather(reached)) == {reached}
                     first = reached

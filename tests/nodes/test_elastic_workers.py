@@ -18,7 +18,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.config.modes import NodesConfig
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.shards.values import ValueFormat
@@ -163,7 +163,7 @@ def test_a_guest_changes_nothing_that_is_the_runs(joining, override, said):
 def told(graph):
     """What a lead on another machine tells its guests."""
     config = Config.build({"data": {"path": "nowhere"}, "threads": 99, "device": "cuda:7", "seed": 5})
-    return ShardedTask(GraphTask(config, graph), *ThreadGroup.members(1), [1.0], None, None)._told()
+    return NodesHome(GraphTask(config, graph), *ThreadGroup.members(1), [1.0], None, None)._told()
 
 
 def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, told, one_node):
@@ -184,7 +184,7 @@ def test_a_guest_cuts_batches_as_the_runs_own_trainers_do(graph, told, trains):
     run = told | {"weights": [1.0, 2.0], "trains": trains, "trainers": 5}
     with outside(GraphTask(config, graph), [], run, NodesConfig(), True) as (session, source):
         assert source.dispatching.parts == 5 and source.dispatching.elastic_worker
-        assert session.task.peers.trains and source.trains and not session.task.peers.serves
+        assert session.home.peers.trains and source.trains and not session.home.peers.serves
 
 
 @pytest.fixture

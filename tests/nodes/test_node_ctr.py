@@ -10,7 +10,7 @@ from marius_oac.data.batches.rank_slice import RankSlice, with_share
 from marius_oac.nodes.spread.contract import Part
 from marius_oac.nodes.spread.key_move import shard_of_rows
 from marius_oac.nodes.spread.spread import num_shards, spread
-from marius_oac.nodes.training.node_task import data_digest
+from marius_oac.nodes.training.agreed import data_digest
 from marius_oac.runtime.machine.binding import UNBOUND
 from marius_oac.storage.key_tables import shared_by_shard
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY, is_shared

@@ -17,8 +17,8 @@ from marius_oac.data.reading.edge_file import ReadOptions
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.sharded import placement as node_packing
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.nodes.sharded.placement import agreed_packing
-from marius_oac.nodes.sharded.task import ShardedTask
 from marius_oac.nodes.shards.packing import even, heaviest
 from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.checkpoints.parts import PACKING, PLACEMENT, identity_of, layout_name, part_name, saved_packings
@@ -58,12 +58,12 @@ def log(tmp_path_factory):
 
 def graph_nodes(graph, *overrides):
     config = tiny_config(graph, "training.negatives.count=2", *overrides)
-    return config, lambda *place: ShardedTask(GraphTask(config, graph), *place, None, None)
+    return config, lambda *place: NodesHome(GraphTask(config, graph), *place, None, None)
 
 
 def click_nodes(log, *overrides):
     config = ctr_config(log, *overrides)
-    return config, lambda *place: ShardedTask(start_ctr_task(config)[0], *place, None, None)
+    return config, lambda *place: NodesHome(start_ctr_task(config)[0], *place, None, None)
 
 
 def cluster(*nodes):

@@ -1,10 +1,7 @@
 """What every task can do over nodes: `oac` has the bits of `sync`, and an evaluation that of one box within a seed's
 spread."""
 
-import os
-import shutil
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,14 +14,12 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, with_share
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.reading.edge_file import ReadOptions
-from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.home import Home
 from marius_oac.runs.segments import Segments
-from marius_oac.runs.task import Task
-from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training.local import start_task, train
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.test_node_training import OFTEN, digests, kill, run, start
@@ -181,7 +176,7 @@ def test_what_is_measured_before_an_epoch_is_measured_when_all_have_dropped(days
     monkeypatch.setattr(task, "before_epoch", lambda *given: (done.append("measured"), measured.set()))
 
     def work(group):
-        node = ShardedTask(task, group, [1.0, 1.0], None, None)
+        node = NodesHome(task, group, [1.0, 1.0], None, None)
 
         def drop(epoch):
             if group.rank:
@@ -196,24 +191,10 @@ def test_what_is_measured_before_an_epoch_is_measured_when_all_have_dropped(days
 
 
 def test_no_question_of_the_loop_is_answered_by_silence():
-    """What a task inherited over nodes would be the answer of one machine."""
-    shared = {"table_bytes", "use_folder", "load_dense", "take_over", "fingerprints", "check_unchanged", "finish"}
-    given = {"peers", "folder", "notes", "config", "memory_plan"}
-    asked = {name for name in vars(Task) if not name.startswith("_")} - given
-    assert asked - shared <= Task.__abstractmethods__ and asked - {"table_bytes"} <= set(vars(ShardedTask))
+    """What was inherited over nodes would be the answer of one machine."""
+    asked = {name for name in vars(Home) if not name.startswith("_")}
+    assert asked - {"config", "table_bytes"} <= set(vars(NodesHome))
     assert {name for name in vars(Segments) if not name.startswith("_")} == Segments.__abstractmethods__
-
-
-def test_edges_that_change_end_a_run_over_nodes_too(labelled, tmp_path):
-    path = Path(shutil.copytree(labelled / "graph", tmp_path / "graph")) / "train.npy"
-    task = GraphTask(links(tmp_path), Graph.open(tmp_path / "graph"))
-    node = ShardedTask(task, *ThreadGroup.members(1), [1.0], None, None)
-    node.check_unchanged()
-    with path.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\x01")
-    with pytest.raises(InputError, match="train.npy: has changed since the run began"):
-        node.check_unchanged()
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runs.checkpoints import retention as checkpoints
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.loop import TrainingLoop
+from marius_oac.runs.peers import Peers
 from marius_oac.runs.session import Session
-from marius_oac.runs.task import Peers
 from tests.graphs import tiny_config
 
 TOLD = {

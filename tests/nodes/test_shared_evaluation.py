@@ -19,7 +19,7 @@ from marius_oac.evaluation.sharing import UNSHARED, Sharing
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.sharded import evaluation
 from marius_oac.nodes.sharded.evaluation import SharedEvaluation
-from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.runtime import signals
 from marius_oac.runtime.signals import StopSignal
 from marius_oac.tasks.ctr import evaluate as clicks
@@ -266,7 +266,7 @@ def test_metrics_of_clicks_are_those_of_one_process(monkeypatch, trains, by_mill
 @pytest.mark.parametrize("kind", ["clicks", "ranks", "encoded", "classes"])
 def test_trainers_evaluate_the_leading_ones_replica(labelled, tmp_path, monkeypatch, kind):  # noqa: F811
     """Batch norm's statistics differ between trainers without parts. Each has its own again afterwards."""
-    real, compared = ShardedTask._together, []
+    real, compared = NodesHome._together, []
 
     def together_and_alone(self, parts, make):
         before = {name: each.clone() for name, each in parts.step.dense_state().items()}
@@ -282,7 +282,7 @@ def test_trainers_evaluate_the_leading_ones_replica(labelled, tmp_path, monkeypa
         self.peers.wait()
         return {**found, "seconds": 0.0} if found else found
 
-    monkeypatch.setattr(ShardedTask, "_together", together_and_alone)
+    monkeypatch.setattr(NodesHome, "_together", together_and_alone)
     if kind == "clicks":
         days = [small_log(tmp_path / f"day_{day}.parquet", seed=day) for day in range(2)]
         config = ctr_config(

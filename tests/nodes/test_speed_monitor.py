@@ -9,7 +9,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.config.modes import NodesConfig
 from marius_oac.errors import ConfigError
 from marius_oac.nodes.sharded.speed_monitor import SpeedMonitor
-from marius_oac.runs.task import Peers
+from marius_oac.runs.peers import Peers
 from marius_oac.types import BatchData
 
 EVERY, SIZE = 8, 10

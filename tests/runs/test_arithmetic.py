@@ -130,8 +130,8 @@ def test_trainers_that_meet_are_compared(graph, caplog):
     def gather(mine):
         return [mine, mine | {"numpy": "1.0", "batch": "0" * 64}, mine | {"numpy": "1.0"}]
 
-    task.peers = SimpleNamespace(gather=gather, leads=True)
-    session = SimpleNamespace(task=task, device=CPU, threads=1)
+    home = SimpleNamespace(peers=SimpleNamespace(gather=gather, leads=True))
+    session = SimpleNamespace(task=task, home=home, device=CPU, threads=1)
     local.note_arithmetic(session, SimpleNamespace(note_arithmetic=kept.append))
     (line,) = caplog.messages
     assert line.startswith("other bits are to be expected of process 1 than of the first (NumPy 1.0, not ")

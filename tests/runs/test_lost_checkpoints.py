@@ -9,7 +9,7 @@ from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runs.checkpoints.retention import SAVED, START, Checkpoints, read_saved
 from marius_oac.runs.folder.about import ABOUT
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.task import Peers
+from marius_oac.runs.peers import Peers
 from tests.graphs import tiny_config
 from tests.run_folders import contents, outcome, says, stop_at, story
 

@@ -14,8 +14,8 @@ from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.nodes.sharded.peers import ClusterPeers
-from marius_oac.nodes.sharded.task import ShardedTask
 from marius_oac.nodes.training.cluster import _not_taken_in
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.worlds import together
@@ -80,7 +80,7 @@ def test_nodes_check_a_part_each_and_refuse_alike(days, monkeypatch):
         share = SimpleNamespace(rank=group.rank, count=group.size)
         node = SimpleNamespace(task=task, group=group, peers=ClusterPeers(group), share=share, trains=True)
         with pytest.raises(InputError) as found:
-            ShardedTask.check_new_data(node, 1)
+            NodesHome.check_new_data(node, 1)
         return str(found.value)
 
     said = together(ThreadGroup.members(2), check)

@@ -22,7 +22,7 @@ from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.checkpoints.parts import DENSE, ShardedCheckpoint
-from marius_oac.runs.task import Peers
+from marius_oac.runs.peers import Peers
 from marius_oac.runtime.console import logger
 from marius_oac.types import Step
 

@@ -10,7 +10,7 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.runs.checkpoints.parts import NODES
 from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved
-from marius_oac.runs.task import Peers
+from marius_oac.runs.peers import Peers
 
 
 class ClusterPeers(Peers):

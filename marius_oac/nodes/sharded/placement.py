@@ -21,7 +21,7 @@ from marius_oac.config.task import TaskConfig
 from marius_oac.data.batches.rank_slice import with_share
 from marius_oac.errors import InputError, NodeLost, size_text
 from marius_oac.nodes.launch.cluster import names
-from marius_oac.nodes.sharded.task import ShardedTask
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even, heaviest, pack
 from marius_oac.runs.checkpoints.parts import Layout, saved_packings
 from marius_oac.runs.checkpoints.retention import START
@@ -38,7 +38,7 @@ _BY_ROWS = 0.01
 
 
 def agreed_packing(
-    task: ShardedTask,
+    home: NodesHome,
     config: TaskConfig,
     cluster: ClusterConfig,
     run: Path | None = None,
@@ -56,24 +56,24 @@ def agreed_packing(
     """
     first = 0
     if run is not None:
-        saved = _saved(task, run, checkpoint)
+        saved = _saved(home, run, checkpoint)
         if saved is not None:
             return saved
-        first = min(_position(task, run, checkpoint), task.schedule.last)
-        task.peers.agreed(lambda: task.check_data_from(first))
-    budgets = _Budgets.of(task, config, cluster)
-    unmeasured = _packed(task, budgets, None)
+        first = min(_position(home, run, checkpoint), home.task.schedule.last)
+        home.peers.agreed(lambda: home.task.check_data_from(first))
+    budgets = _Budgets.of(home, config, cluster)
+    unmeasured = _packed(home, budgets, None)
     if config.nodes.packing == "even" or unmeasured.num_nodes == 1:
         return Packed(unmeasured)
     count = max(1, min(MOST_BATCHES, MOST_EXAMPLES // config.training.batch_size))
-    batches = range(first, min(first + count, task.schedule.last))
-    measured = task.peers.agreed(lambda: measure(task, batches).tolist())
-    costs = np.array(task.peers.gather(measured), np.float64).sum(axis=0)
+    batches = range(first, min(first + count, home.task.schedule.last))
+    measured = home.peers.agreed(lambda: measure(home, batches).tolist())
+    costs = np.array(home.peers.gather(measured), np.float64).sum(axis=0)
     if not costs.any():  # nothing is left to be trained
         return Packed(unmeasured)
-    placement, weights = _packed(task, budgets, costs), task.carried
+    placement, weights = _packed(home, budgets, costs), home.carried
     by_hash, packed = (heaviest(costs, each.nodes, weights) for each in (unmeasured, placement))
-    if task.peers.leads:
+    if home.peers.leads:
         logger.info(
             f"rows over nodes: by the look-ups of {len(batches)} batches the heaviest node has {packed:.2f} of the "
             f"mean (by the hash alone {by_hash:.2f})"
@@ -81,56 +81,56 @@ def agreed_packing(
     return Packed(placement, len(batches), by_hash, packed)
 
 
-def measure(task: ShardedTask, batches: Sequence[int]) -> np.ndarray:
+def measure(home: NodesHome, batches: Sequence[int]) -> np.ndarray:
     """Bytes of the values that a process's part of some batches looks up in each virtual shard, int64 [V]."""
-    found = np.zeros(task.placement.num_shards, np.int64)
-    if not task.peers.trains:
+    found = np.zeros(home.placement.num_shards, np.int64)
+    if not home.peers.trains:
         return found
-    costs = [LookupCost(found.size) for _ in task.rows.formats]
+    costs = [LookupCost(found.size) for _ in home.rows.formats]
     with ExitStack() as stack:
-        told = Progress("measuring look-ups", "batches", len(batches)) if task.peers.leads else None
+        told = Progress("measuring look-ups", "batches", len(batches)) if home.peers.leads else None
         progress = stack.enter_context(told) if told else None
-        planner = with_share(task.rows.planner(stack), task.share)
+        planner = with_share(home.rows.planner(stack), home.share)
         for number in batches:
-            for cost, shards in zip(costs, task.rows.shards(planner.plan(number)), strict=True):
+            for cost, shards in zip(costs, home.rows.shards(planner.plan(number)), strict=True):
                 cost.add(shards)
             if progress:
                 progress.add(1)
-    for values, cost in zip(task.rows.formats, costs, strict=True):
+    for values, cost in zip(home.rows.formats, costs, strict=True):
         found += values.nbytes * cost.lookups
     return found
 
 
-def _packed(task: ShardedTask, budgets: _Budgets, costs: np.ndarray | None) -> Placement:
+def _packed(home: NodesHome, budgets: _Budgets, costs: np.ndarray | None) -> Placement:
     """As `_Budgets.packed`. If there is no room, which all processes find, they leave together: the group's store is
     held by one of them, and the slower ones would take one that left at once for lost."""
     try:
         return budgets.packed(costs)
     except InputError:
         with suppress(NodeLost):  # the lack of room is the error to report
-            task.peers.wait()
+            home.peers.wait()
         raise
 
 
-def _saved(task: ShardedTask, run: Path, checkpoint: str | None) -> Packed | None:
+def _saved(home: NodesHome, run: Path, checkpoint: str | None) -> Packed | None:
     """The placement with which these processes last trained this run, from the layout with the newest checkpoints; any
     of them may have lost its own part."""
-    own = saved_packings(run, task.group.names, task.weights, task.group.names[task.group.rank])
-    found = [each for every in task.peers.gather(own) for each in every]
+    own = saved_packings(run, home.group.names, home.weights, home.group.names[home.group.rank])
+    found = [each for every in home.peers.gather(own) for each in every]
     named = [each for each in found if checkpoint in each["checkpoints"]] or found
     if not named or checkpoint == START:
         return None
     best = max(named, key=lambda each: (each["checkpoints"][-1], each["layout"]))
     batches, by_hash, packed = best["figures"]
-    return Packed(Placement(np.array(best["nodes"]), len(task.carried)), int(batches), by_hash, packed)
+    return Packed(Placement(np.array(best["nodes"]), len(home.carried)), int(batches), by_hash, packed)
 
 
-def _position(task: ShardedTask, run: Path, checkpoint: str | None) -> int:
+def _position(home: NodesHome, run: Path, checkpoint: str | None) -> int:
     """The batch that these processes, which are new, continue with."""
     if checkpoint == START:
         return 0
     here = [name for layout in Layout.all(run) for name in layout.names()]
-    every = [name for each in task.peers.gather(here) for name in each]
+    every = [name for each in home.peers.gather(here) for name in each]
     return max((int(name) for name in every if name == checkpoint), default=max(map(int, every), default=0))
 
 
@@ -153,15 +153,15 @@ class _Budgets:
     memory: np.ndarray | None
 
     @classmethod
-    def of(cls, task: ShardedTask, config: TaskConfig, cluster: ClusterConfig) -> _Budgets:
+    def of(cls, home: NodesHome, config: TaskConfig, cluster: ClusterConfig) -> _Budgets:
         nodes = [node for node in cluster.nodes for _ in range(node.processes)]
         carriers = [rank for rank, node in enumerate(nodes) if node.shards]
         called = [names(cluster)[rank] for rank in carriers]
-        known = task.rows.known()
+        known = home.rows.known()
         if known is None:
-            num_shards = task.placement.num_shards
+            num_shards = home.placement.num_shards
             rows = np.ones(num_shards, np.int64)
-            return cls(task.carried, called, rows, 0.0, np.full(len(carriers), num_shards), None)
+            return cls(home.carried, called, rows, 0.0, np.full(len(carriers), num_shards), None)
         rows, layout = known
         page_rows, page, copies = _paged(config, layout)
         room = {"memory": np.full(len(carriers), rows.sum()), "disk": np.full(len(carriers), rows.sum())}
@@ -173,7 +173,7 @@ class _Budgets:
                     room[key][place] = min(room[key][place], budget // (of_row * page) * page_rows)
         limited = (room["memory"] < rows.sum()).any()
         row_bytes = copies * page / page_rows
-        return cls(task.carried, called, rows, row_bytes, room["disk"], room["memory"] if limited else None)
+        return cls(home.carried, called, rows, row_bytes, room["disk"], room["memory"] if limited else None)
 
     def packed(self, costs: np.ndarray | None) -> Placement:
         """Packs shards of such costs, float64 [V], or None: each the same.

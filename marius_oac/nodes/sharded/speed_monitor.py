@@ -15,7 +15,7 @@ import numpy as np
 from marius_oac.config.modes import NodesConfig
 from marius_oac.nodes.gba.policy import Measured, Policy
 from marius_oac.nodes.gba.timed_step import TimedStep
-from marius_oac.runs.task import Peers
+from marius_oac.runs.peers import Peers
 from marius_oac.types import Step, present
 
 _HURRY = 4  # an urgent next decision comes after 1 / _HURRY of the usual interval

@@ -1,6 +1,6 @@
 """What training over nodes asks of a task's rows: the tables of a process, the nodes of a batch's rows, their state.
 
-A task describes its rows once (`Task.tables`); `spread` makes these of them, and `nodes.sharded.task` trains with them.
+A task describes its rows once (`Task.tables`); `spread` makes these of them, and `nodes.sharded.home` trains with them.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.torch_group import TorchGroup
 from marius_oac.nodes.launch.cluster import Place, names
 from marius_oac.nodes.launch.parent import MET, tell_agent
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.nodes.sharded.peers import check_saved
 from marius_oac.nodes.sharded.place import agreed_products, check_gpus, config_of
-from marius_oac.nodes.sharded.task import ShardedTask
-from marius_oac.nodes.training.node_task import agreed_task, part_of
+from marius_oac.nodes.training.agreed import agreed_home, part_of
 from marius_oac.nodes.training.rowless import Rowless
 from marius_oac.runs.checkpoints.origin import new_token
 from marius_oac.runs.checkpoints.parts import NODES, Layout, ShardedCheckpoint, drop_after
@@ -59,35 +59,36 @@ def train_on_nodes(
         config, notes = agreed_products(config, config_of(config, place), group)
         own = config_of(config, place)
         check_gpus(own, group)
-        task = agreed_task(config, place, group, lambda: _new_task(own, path, place, notes), path)
-        if isinstance(task, Rowless):
-            task.train()
+        home = agreed_home(config, place, group, lambda: _new_task(own, path, place, notes), path)
+        if isinstance(home, Rowless):
+            home.train()
             return None
-        with _created(path, place, task.group, task) as folder:
-            _train(task, folder, trace)
+        with _created(path, place, home.group, home) as folder:
+            _train(home, folder, trace)
     return local.open_run(folder.path)
 
 
 def _train(
-    task: ShardedTask, folder: RunFolder, trace: bool, prepare: Callable[[TrainingLoop], None] = lambda loop: None
+    home: NodesHome, folder: RunFolder, trace: bool, prepare: Callable[[TrainingLoop], None] = lambda loop: None
 ) -> None:
     try:
-        with watched(task.config.stall_after):
-            local.run_task(task, folder, trace, None, prepare)
+        with watched(home.config.stall_after):
+            local.run(home, folder, trace, None, prepare)
     except (Closed, NodeLost):  # another thread, or another node after an error that reached this one too
-        if task.failure is None or isinstance(task.failure, Closed):
+        if home.failure is None or isinstance(home.failure, Closed):
             raise
-        raise task.failure from None
+        raise home.failure from None
 
 
 @contextmanager
-def _created(path: Path, place: Place, group: Group, task: ShardedTask) -> Iterator[RunFolder]:
+def _created(path: Path, place: Place, group: Group, home: NodesHome) -> Iterator[RunFolder]:
     """Makes the folder of a new run, or this process's part of it."""
-    part, id = part_of(path, task, place), group.gather(new_token())[0]
+    part, id, task = part_of(path, home, place), group.gather(new_token())[0], home.task
+    about = task.config, task.fingerprint, task.run_files()
     if place.rank:
         group.barrier()  # the first process makes the folder that contains the others'
     where = part if place.rank else path
-    with RunFolder.create(where, task.config, task.fingerprint, task.run_files(), over_nodes=True, id=id) as folder:
+    with RunFolder.create(where, *about, over_nodes=True, id=id) as folder:
         folder.keep_rows_in(part)
         if not place.rank:
             group.barrier()
@@ -140,22 +141,22 @@ def _resumed(
     def make() -> Task:
         return entry_of(config).resume(code_to_resume(config, path, trust), log, data)
 
-    task = agreed_task(shared, place, group, make, path, True, checkpoint)
-    if isinstance(task, Rowless):
-        task.train()
+    home = agreed_home(shared, place, group, make, path, True, checkpoint)
+    if isinstance(home, Rowless):
+        home.train()
         return None
     if log and data:
-        task.check_new_data(len(log.files))
-    config = task.config
-    part = part_of(path, task, place)
-    before = _before(path, part, task, checkpoint, id)
-    with _opened(path, part, place, config, task, id) as folder:
+        home.check_new_data(len(log.files))
+    task, config = home.task, home.config
+    part = part_of(path, home, place)
+    before = _before(path, part, home, checkpoint, id)
+    with _opened(path, part, place, home, id) as folder:
         folder.check_resumable(config, task.fingerprint)
         if not place.rank:
             for key, why in ignored_by_kstep(config):  # the run may have begun with another kind
                 logger.warning(f"{key}: {why}")
-        if checkpoint is None and not data and not before and not task.peers.any(not local.has_ended(folder, task)):
-            if task.group is not group:
+        if checkpoint is None and not data and not before and not home.peers.any(not local.has_ended(folder, task)):
+            if home.group is not group:
                 group.gather(None if place.rank else {"over": True})
             return local.open_run(folder.path)
 
@@ -166,7 +167,7 @@ def _resumed(
                 loop.restore(checkpoint)
             drop_after(path, loop.position.batch_index, part.parent)
 
-        _train(task, folder, trace, load)
+        _train(home, folder, trace, load)
     return local.open_run(folder.path)
 
 
@@ -197,7 +198,7 @@ def _not_taken_in(data: Sequence[str], saved: TaskConfig) -> Sequence[str]:
     return () if data and known[-len(data) :] == tuple(data) else data
 
 
-def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None, id: str) -> ShardedCheckpoint | None:
+def _before(path: Path, part: Path, home: NodesHome, checkpoint: str | None, id: str) -> ShardedCheckpoint | None:
     """The checkpoint of another layout to continue from; None: the run, of this id, continues from one of its own, or
     starts.
 
@@ -205,11 +206,11 @@ def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None, i
         InputError: a process lacks its own part, or a checkpoint of it that all have saved, or those of other nodes
             that have written the newest checkpoint; or the run was trained without nodes.
     """
-    if task.peers.any(bool(Checkpoints(path / "checkpoints").names())):
+    if home.peers.any(bool(Checkpoints(path / "checkpoints").names())):
         raise InputError("the run was trained without nodes; it goes on so: leave --nodes or --local-nodes out", path)
     if checkpoint == START:
         return None
-    peers, own = task.peers, Checkpoints(part / "checkpoints").names()
+    peers, own = home.peers, Checkpoints(part / "checkpoints").names()
     others = [layout for layout in Layout.all(path) if layout.path != part.parent]
     seen = {name: layout for layout in others for name in layout.names()}
 
@@ -235,17 +236,15 @@ def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None, i
 
 
 @contextmanager
-def _opened(
-    path: Path, part: Path, place: Place, config: TaskConfig, task: ShardedTask, id: str
-) -> Iterator[RunFolder]:
+def _opened(path: Path, part: Path, place: Place, home: NodesHome, id: str) -> Iterator[RunFolder]:
     """Opens the folder of a run that continues, or this process's part of it, which is made for a new node. Raises
     InputError, on all, if one is of another run."""
     where = part if place.rank else path
     check_no_link(part, path)
-    lost = [node for node, gone in task.peers.each(where.exists() and not (where / ABOUT).exists()) if gone]
+    lost = [node for node, gone in home.peers.each(where.exists() and not (where / ABOUT).exists()) if gone]
 
     def opened() -> RunFolder:
-        about = config, task.fingerprint, task.run_files()
+        about = home.config, home.task.fingerprint, home.task.run_files()
         if not where.exists():
             return RunFolder.create(where, *about, over_nodes=True, id=id)
         if not (where / ABOUT).exists():
@@ -255,11 +254,11 @@ def _opened(
             raise CheckpointError("is of another run than that of the first node", where / ABOUT)
         return folder
 
-    with task.peers.agreed(opened) as folder:
+    with home.peers.agreed(opened) as folder:
         if lost and not place.rank:
             logger.warning(f"node {', '.join(lost)}: run.json was gone, and is written anew; the checkpoints fit")
         folder.keep_rows_in(part)
-        task.group.barrier()
+        home.group.barrier()
         yield folder
 
 

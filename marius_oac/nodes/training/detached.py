@@ -16,9 +16,9 @@ from marius_oac.config.modes import NodesConfig
 from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.nodes.sharded.segments import ShardedSegments
 from marius_oac.nodes.sharded.speed_monitor import SpeedMonitor
-from marius_oac.nodes.sharded.task import ShardedTask
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import Packed
 from marius_oac.nodes.shards.values import ValueFormat
@@ -37,7 +37,7 @@ def outside(
 
     Args:
         lines: connections to all servers of the run.
-        run: what the run says of itself (`ShardedTask`).
+        run: what the run says of itself (`NodesHome`).
         nodes: the section of the configuration that holds for this trainer.
         elastic_worker: see `Dispatching`.
     """
@@ -54,12 +54,12 @@ def outside(
         sources.append(RemoteSource(lines, formats, False, 2**31, lambda *_: None, abort, factor))
         return stack.enter_context(sources[0])
 
-    trainer = ShardedTask(
+    home = NodesHome(
         task, group, weights, lambda servers: AllReduce(group), connect, crowd,
         Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights))),
         detached=True,
         speed_monitor=SpeedMonitor(nodes, run["trainers"], task.config.training.batch_size),
     )  # fmt: skip
-    with Session(trainer) as session:
+    with Session(task, home=home) as session:
         cast(ShardedSegments, session.parts.segments).start("gba", elastic_worker)
         yield session, sources[0]

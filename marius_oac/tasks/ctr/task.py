@@ -33,10 +33,11 @@ from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runs.arithmetic import Sample
 from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.peers import Peers
 from marius_oac.runs.rows import KeyedTables
 from marius_oac.runs.segments import LocalSegments
 from marius_oac.runs.stores import Tables
-from marius_oac.runs.task import Components, Peers, Schedule, Task
+from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.contract import ParameterStore, RowLayout
@@ -118,7 +119,8 @@ class CtrTask(Task):
         """False: a split is evaluated whole."""
         return False
 
-    def _all_row_bytes(self) -> int:
+    def row_bytes(self) -> int:
+        """See `Task.row_bytes`."""
         return 0
 
     @property

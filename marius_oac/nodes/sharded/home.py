@@ -1,4 +1,4 @@
-"""A task whose rows are spread over nodes: how it is built, and how its processes stay in step.
+"""Rows that are spread over nodes: how a session of them is built, and how its processes stay in step.
 
 Every process runs the same training loop. What only one of them knows (a metric, a request to stop) is sent to all
 before anything depends on it, so all take the same decisions.
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from marius_oac import __version__
-from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, SlicedPlanner, with_share
+from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner, with_share
 from marius_oac.data.splits import Split
-from marius_oac.evaluation.sharing import UNSHARED, Sharing
+from marius_oac.evaluation.sharing import Sharing
 from marius_oac.models.compute.update import Update
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.sync_server import SyncServers
@@ -47,12 +47,11 @@ from marius_oac.nodes.shards.values import ValueFormat
 from marius_oac.nodes.spread.contract import Part, SpreadRows
 from marius_oac.nodes.spread.handover import Handover
 from marius_oac.nodes.spread.spread import num_shards, spread
-from marius_oac.runs.arithmetic import Sample
 from marius_oac.runs.checkpoints.checkpoint import PLACEMENT, SERVES, Checkpoint
 from marius_oac.runs.checkpoints.parts import DENSE, PACKING, PLACE, ShardedCheckpoint, layout_name
+from marius_oac.runs.home import Home
 from marius_oac.runs.memory.plan import MemoryPlan
-from marius_oac.runs.rows import KeyedTables, NumberedTables
-from marius_oac.runs.task import Components, Peers, Schedule, Task
+from marius_oac.runs.task import Components, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.placement import Placement
@@ -66,7 +65,7 @@ Connect = Callable[[ExitStack, Sequence[ShardTable] | None, Sequence[ValueFormat
 
 @dataclass(frozen=True)
 class _Built:
-    """What `ShardedTask.build` has made, beside the components."""
+    """What `NodesHome.build` has made, beside the components."""
 
     dense: DenseAgreement
     source: RemoteSource
@@ -74,8 +73,8 @@ class _Built:
     step: Step
 
 
-class ShardedTask(Task):
-    """Trains a task with its rows spread over nodes (`Task.tables`).
+class NodesHome(Home):
+    """The rows of a task are spread over nodes (`Task.tables`).
 
     Args:
         task: what is trained.
@@ -105,7 +104,7 @@ class ShardedTask(Task):
         detached: bool = False,
         speed_monitor: SpeedMonitor | None = None,
     ):
-        self.task, self.config, self.notes = task, task.config, task.notes
+        super().__init__(task)
         self.group, self.crowd = group, crowd or Crowd([True] * len(weights))
         self.trainers = self.crowd.trainers
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
@@ -118,10 +117,10 @@ class ShardedTask(Task):
         )
         self._built: _Built | None = None
 
-    def placed(self, packed: Packed) -> ShardedTask:
+    def placed(self, packed: Packed) -> NodesHome:
         """Returns this task with another placement of rows; nothing has been built yet."""
         about = (self.task, self.group, self.weights, self._make_dense, self._connect, self.crowd)
-        return ShardedTask(*about, packed, self._detached, self.speed_monitor)
+        return NodesHome(*about, packed, self._detached, self.speed_monitor)
 
     @cached_property
     def rows(self) -> SpreadRows:
@@ -132,21 +131,6 @@ class ShardedTask(Task):
     def dense(self) -> DenseAgreement:
         """The synchronisation of dense parameters; made by `build`."""
         return present(self._built).dense
-
-    @property
-    def validates_on_a_sample(self) -> bool:
-        """See `Task.validates_on_a_sample`."""
-        return self.task.validates_on_a_sample
-
-    @property
-    def fingerprint(self) -> str:
-        """See `Task.fingerprint`."""
-        return self.task.fingerprint
-
-    @property
-    def schedule(self) -> Schedule:
-        """See `Task.schedule`."""
-        return self.task.schedule
 
     @property
     def share(self) -> RankSlice:
@@ -174,58 +158,33 @@ class ShardedTask(Task):
         """The error that ended the connections to rows; None: there was none."""
         return self._built.source.error if self._built else None
 
-    def use_folder(self, folder: Path) -> None:
-        """See `Task.use_folder`."""
-        self.folder = folder
-        self.task.use_folder(folder)
-
     def check(self) -> None:
         """Raises InputError if the task, or this cluster, can't be trained so."""
         self.task.check()
         check_config(self.config, self.trainers)
 
-    def check_data_from(self, batch_index: int) -> None:
-        """See `Task.check_data_from`."""
-        self.task.check_data_from(batch_index)
-
-    def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
-        """See `Task.check_new_data`; every trainer checks its own part of the files."""
+    def check_new_data(self, first: int) -> None:
+        """See `Home.check_new_data`; every trainer checks its own part of the files."""
         self.peers.agreed(lambda: self.task.check_new_data(first, self.share) if self.peers.trains else None)
 
-    def run_files(self) -> Mapping[str, str]:
-        """See `Task.run_files`."""
-        return self.task.run_files()
-
-    def learned_files(self) -> Mapping[str, str]:
-        """See `Task.learned_files`."""
-        return self.task.learned_files()
-
-    def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:
-        """See `Task.plan_memory`; of this process."""
+    def plan_memory(self, folder: Path) -> MemoryPlan:
+        """See `Home.plan_memory`."""
         return self.task.plan_memory(folder, self.rows.held)
 
-    def _all_row_bytes(self) -> int:
+    def _row_bytes(self) -> int:
         return self.rows.held * sum(layout.row_bytes for layout in self.rows.layouts.values())
 
-    def tables(self) -> NumberedTables | KeyedTables:
-        """See `Task.tables`."""
-        return self.task.tables()
-
-    def make_step(self, device: torch.device, threads: int, update: Update) -> Step:
-        """See `Task.make_step`."""
-        return self.task.make_step(device, threads, update)
-
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
-        """See `Task.build`; connects to the nodes that carry rows. Collective."""
+        """See `Home.build`; connects to the nodes that carry rows. Collective."""
         rows = self.rows
-        tables = rows.make_tables(stack, self.folder, binding) if self.peers.serves else None
+        tables = rows.make_tables(stack, self.task.folder, binding) if self.peers.serves else None
         source = self._connect(stack, tables, rows.formats, self._factor, binding)
         source.trains = self.peers.trains
         source.announce(self._told())
         dense = self._make_dense(source.sync)
         stack.callback(dense.stop)
         update = Update.elsewhere(dense, self.group.rank)
-        own, parts = self.make_step(device, threads, update), self.config.nodes.parts
+        own, parts = self.task.make_step(device, threads, update), self.config.nodes.parts
         stack.callback(own.close)
         whole = own
         if parts is not None and self.peers.trains:
@@ -274,45 +233,32 @@ class ShardedTask(Task):
 
     def _told(self) -> dict[str, Any]:
         """What an elastic worker must know of the run, as plain values."""
-        about: dict[str, Any] = {"version": __version__, "config": self.config.dump(), "files": dict(self.run_files())}
-        about |= {"fingerprint": self.fingerprint, "trains": list(self.crowd.trains), "trainers": self.trainers}
+        files = dict(self.task.run_files())
+        about: dict[str, Any] = {"version": __version__, "config": self.config.dump(), "files": files}
+        about |= {"fingerprint": self.task.fingerprint, "trains": list(self.crowd.trains), "trainers": self.trainers}
         return about | {"weights": list(self.weights), "placement": self.placement.nodes.tolist()}
 
     def _factor(self, plan: Plan[Any]) -> float:
         return float(self.config.training.optimizer.decay**plan.data.epoch)
 
-    def has(self, split: Split) -> bool:
-        """See `Task.has`."""
-        return self.task.has(split)
-
-    def evaluate(
-        self, parts: Components, split: Split, whole: bool = True, among: Sharing = UNSHARED
-    ) -> dict[str, float]:
+    def evaluate(self, parts: Components, split: Split, whole: bool) -> dict[str, float]:
         """Evaluates with the leading process's parameters, each trainer a share; all get the metrics. Collective."""
         return self._together(parts, lambda among: self.task.evaluate(parts, split, whole, among))
 
-    def check_unchanged(self) -> None:
-        """See `Task.check_unchanged`."""
-        self.task.check_unchanged()
-
-    def before_epoch(self, parts: Components, epoch: int, among: Sharing = UNSHARED) -> dict[str, float] | None:
-        """See `Task.before_epoch`; measured as `evaluate` does. Collective."""
+    def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
+        """See `Home.before_epoch`; measured as `evaluate` does. Collective."""
         self.rows.before_epoch(epoch)
         self.peers.wait()  # the metrics are those without the rows that all have dropped
         return self._together(parts, lambda among: self.task.before_epoch(parts, epoch, among))
 
-    def predicted(self, step: Step, among: Peers) -> dict[str, float]:
-        """See `Task.predicted`; of the step in `step`."""
-        return self.task.predicted(present(self._built).step, among)
+    def predicted(self, parts: Components) -> dict[str, float]:
+        """See `Home.predicted`; of the step within the one of `parts`."""
+        return self.task.predicted(present(self._built).step, self.peers)
 
     def _together(self, parts: Components, make: Callable[[Sharing], Metrics]) -> Metrics:
         with lent_dense(self.peers, self.group, parts.step):
             found: Metrics = SharedEvaluation(self.group, self.crowd.trains).evaluate(make)
         return found
-
-    def sample(self, device: torch.device, threads: int) -> Sample:
-        """See `Task.sample`."""
-        return self.task.sample(device, threads)
 
     def finish(self, folder: Path) -> None:
         """Adds nothing: no process has all keys, whose names a run on one machine keeps."""
@@ -344,11 +290,11 @@ class ShardedTask(Task):
         return kept | dict(self.rows.state_arrays())
 
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """See `Task.load_state_arrays`."""
+        """See `Home.load_state_arrays`."""
         self.rows.load_state_arrays(arrays)
 
     def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
-        """See `Task.load_dense`; collective."""
+        """See `Home.load_dense`; collective."""
         if not self.peers.trains:
             self.peers.any(False)  # `load_dense` on the others asks whether all can restore their own state
             return

@@ -1,4 +1,4 @@
-"""The task of a process of a cluster, on which all processes agree before any of them trains."""
+"""What a process of a cluster trains and where its rows are, on which all processes agree before any of them trains."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.launch import agree
 from marius_oac.nodes.launch.cluster import Place, names, trains_of, weights_of
+from marius_oac.nodes.sharded.home import NodesHome
 from marius_oac.nodes.sharded.place import name_of
 from marius_oac.nodes.sharded.placement import agreed_packing
-from marius_oac.nodes.sharded.task import ShardedTask
 from marius_oac.nodes.shards.connections import Connections, check_port
 from marius_oac.nodes.shards.packing import pack
 from marius_oac.nodes.training.rowless import Rowless, alone, staying
@@ -33,7 +33,7 @@ from marius_oac.training import local
 from marius_oac.types import present
 
 
-def agreed_task(
+def agreed_home(
     config: TaskConfig,
     place: Place,
     group: Group,
@@ -41,15 +41,15 @@ def agreed_task(
     run: Path,
     resumes: bool = False,
     checkpoint: str | None = None,
-) -> ShardedTask | Rowless:
-    """Returns the task with its placement, once all processes have agreed that they can train the same. Collective.
+) -> NodesHome | Rowless:
+    """Returns where the rows will be, once all processes have agreed that they can train the same. Collective.
 
     Args:
         run: the run's folder; `resumes`: whether it continues; `checkpoint`: the one to continue from, if one is named.
     """
     problem, found = None, None
     try:
-        found = node_task(make(), place, group)
+        found = nodes_home(make(), place, group)
         read_secret(place.cluster)
         check_port(place)
         found.check()
@@ -57,20 +57,20 @@ def agreed_task(
         problem = str(error)
     group.barrier()
     digest = hashlib.sha256(config.dump().encode()).hexdigest()
-    said = agree.statement(place, digest, problem=problem, data_digest="" if found is None else data_digest(found))
+    said = agree.statement(place, digest, problem=problem, data_digest="" if found is None else data_digest(found.task))
     agree.compare(group.gather(said))
-    task = present(found)  # else the comparison has raised its problem
-    ranks = staying(config, task.weights)
+    home = present(found)  # else the comparison has raised its problem
+    ranks = staying(config, home.weights)
     if len(ranks) < group.size:
         part, others = group.part(ranks), [rank for rank in range(group.size) if rank not in ranks]
         if part is None:
-            one = task.task
+            one = home.task
             one.config = alone(one.config, place)
             return Rowless(one, place, group, len(ranks) + others.index(group.rank))
-        task = node_task(task.task, place, part, ranks, group)
-    task = task.placed(agreed_packing(task, config, place.cluster, run if resumes else None, checkpoint))
-    task.peers.agreed(lambda: local.check_task(task, part_of(run, task, place)))
-    return task
+        home = nodes_home(home.task, place, part, ranks, group)
+    home = home.placed(agreed_packing(home, config, place.cluster, run if resumes else None, checkpoint))
+    home.peers.agreed(lambda: local.check_home(home, part_of(run, home, place)))
+    return home
 
 
 def data_digest(task: Task) -> str:
@@ -78,10 +78,10 @@ def data_digest(task: Task) -> str:
     return hashlib.sha256(json.dumps([task.fingerprint, *sorted(task.run_files().items())]).encode()).hexdigest()
 
 
-def node_task(
+def nodes_home(
     task: Task, place: Place, group: Group, ranks: Sequence[int] | None = None, whole: Group | None = None
-) -> ShardedTask:
-    """Returns a task for training over nodes.
+) -> NodesHome:
+    """Returns where the rows of a task are over nodes.
 
     Args:
         ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`rowless`).
@@ -113,9 +113,9 @@ def node_task(
     alpha = dense.alpha if dense.kind == "easgd" else None
     tell = whole.gather if whole else lambda run: None
     connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd, config.nodes.parts)
-    return ShardedTask(task, group, weights, make_dense, connections, crowd)
+    return NodesHome(task, group, weights, make_dense, connections, crowd)
 
 
-def part_of(run: Path, task: ShardedTask, place: Place) -> Path:
+def part_of(run: Path, home: NodesHome, place: Place) -> Path:
     """Returns the folder with this process's rows."""
-    return run / NODES / task.layout / name_of(place)
+    return run / NODES / home.layout / name_of(place)
