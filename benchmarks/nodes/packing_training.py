@@ -2,10 +2,10 @@
 
     python -m benchmarks.nodes.packing_training  # codex-s and a generated log; about a minute on one core
 
-Trainers measure the first batches of a run as they do before it begins (`NodesHome.measure`); what counts are other
-batches, later in the run. A load is the heaviest node's of the mean, in bytes of the values that are looked up; with
-bags that the nodes add up (`pool_at: shard`) a row counts for every bag that it is in. Seconds are CPU time of the
-slowest trainer's pass.
+Trainers measure the first batches of a run as they do before it begins (`nodes/sharded/placement.py`); what counts
+are other batches, later in the run. A load is the heaviest node's of the mean, in bytes of the values that are looked
+up; with bags that the nodes add up (`pool_at: shard`) a row counts for every bag that it is in. Seconds are CPU time
+of the slowest trainer's pass.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import open_graph
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.sharded.home import NodesHome
+from marius_oac.nodes.sharded.placement import measure
 from marius_oac.nodes.shards.packing import even, heaviest, pack
 from marius_oac.storage.placement import NUM_SHARDS
 from marius_oac.tasks.ctr.task import start_ctr_task
@@ -78,13 +79,14 @@ def main() -> None:
                 measured, later, seconds = np.zeros(NUM_SHARDS), np.zeros(NUM_SHARDS), []
                 weights = [1.0] * size
                 for group in ThreadGroup.members(size):
-                    task = make(group, weights)
-                    half = task.schedule.last // 2
-                    task.measure(range(1))  # loads the kernels
+                    home = make(group, weights)
+                    last = home.task.schedule.last
+                    half = last // 2
+                    measure(home, range(1))  # loads the kernels
                     begin = time.process_time()
-                    measured += task.measure(range(min(arguments.measure, half)))
+                    measured += measure(home, range(min(arguments.measure, half)))
                     seconds.append(time.process_time() - begin)
-                    later += task.measure(range(half, min(task.schedule.last, half + 200)))
+                    later += measure(home, range(half, min(last, half + 200)))
                 nodes = pack(measured, np.ones(NUM_SHARDS, np.int64), [NUM_SHARDS] * size, weights)
                 loads = (heaviest(later, even(weights, NUM_SHARDS).nodes, weights), heaviest(later, nodes, weights))
                 own, each = heaviest(measured, nodes, weights), max(seconds) / min(arguments.measure, half)

@@ -91,7 +91,7 @@ def ids_looked_up(task, size):
     whole, times = task.rows.planner(SimpleNamespace(callback=lambda close: None)), Counter()
     for rank in range(size):
         planner = with_share(whole, RankSlice(rank, size))
-        for number in range(task.schedule.ends[0]):
+        for number in range(task.task.schedule.ends[0]):
             plan = planner.plan(number)
             if isinstance(task.task, GraphTask):
                 times.update(plan.rows[0].tolist())
@@ -117,7 +117,7 @@ def heaviest_in_training(task, nodes, size):
 def test_the_heaviest_node_is_near_the_mean_where_the_hash_alone_is_not(hubs, log, kind, size):
     made = graph_nodes(hubs) if kind == "graph" else click_nodes(log)
     found, task = packed(made, *[{}] * size)
-    assert found.batches == min(node_packing.MOST_BATCHES, task.schedule.last)
+    assert found.batches == min(node_packing.MOST_BATCHES, task.task.schedule.last)
     after = heaviest_in_training(task, found.placement.nodes, size)
     before = heaviest_in_training(task, even([1.0] * size, NUM_SHARDS).nodes, size)
     assert after <= 1.1 and before > (1.05 if size == 2 else 1.1)
@@ -127,7 +127,7 @@ def test_the_heaviest_node_is_near_the_mean_where_the_hash_alone_is_not(hubs, lo
 def test_what_is_measured_is_what_all_trainers_ask_for(hubs):
     made = graph_nodes(hubs)
     tasks = [made[1](group, [1.0, 1.0]) for group in ThreadGroup.members(2)]
-    costs = sum(node_packing.measure(task, range(task.schedule.ends[0])) for task in tasks)
+    costs = sum(node_packing.measure(task, range(task.task.schedule.ends[0])) for task in tasks)
     places, wanted = tasks[0].rows.places, np.zeros(NUM_SHARDS, np.int64)
     for each, times in ids_looked_up(tasks[0], 2).items():
         wanted[places.shard_of(np.array([each]))] += times * 4 * 8
@@ -139,7 +139,7 @@ def test_rows_that_a_node_adds_up_count_each_time(log):
     costs = []
     for overrides in ((), (pooled,)):
         task = click_nodes(log, *overrides)[1](ThreadGroup.members(1)[0], [1.0])
-        costs.append(node_packing.measure(task, range(task.schedule.ends[0])))
+        costs.append(node_packing.measure(task, range(task.task.schedule.ends[0])))
     tags = pq.read_table(log)["tags"].combine_chunks().flatten()
     dimension = task.rows.formats[0].dimension
     more = np.zeros(NUM_SHARDS, np.int64)

@@ -45,7 +45,7 @@ def check_gpus(config: TaskConfig, group: Group) -> None:
     """Raises InputError, on all nodes, if two processes would compute on one GPU; collective."""
     try:
         address = gpu_address(pick_device(config.device))
-    except ConfigError:  # no such GPU: `agreed_task` reports it for all processes together
+    except ConfigError:  # no such GPU: `agreed_home` reports it for all processes together
         address = None
     every = group.gather((running_kernel(), address))
     for number, mine in enumerate(every):
