@@ -6,8 +6,8 @@ from torch import nn
 
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
-from tests.training.own_loop.resumed import equal
-from tests.training.own_loop.test_modules import OPTIMIZERS, assert_near
+from tests.own_loop.resumed import equal
+from tests.own_loop.test_modules import OPTIMIZERS, assert_near
 
 KEYS = 40
 

@@ -19,8 +19,8 @@ from marius_oac.torch.pipeline import GrowingDevice, LoopStep
 from marius_oac.torch.planner import LoopPlanner
 from tests.house.test_house import ROOT
 from tests.layers import PACKAGE
+from tests.own_loop.loops import Loop, after, key_batches
 from tests.threads import PATIENCE, in_thread, joined
-from tests.training.own_loop.loops import Loop, after, key_batches
 
 
 @pytest.mark.parametrize("in_flight", [1, 8])
@@ -296,7 +296,7 @@ PROGRAM = """
 import os, signal, sys, threading, warnings
 warnings.simplefilter("ignore")  # of forks beside threads
 signal.alarm(20)  # not faulthandler, whose own thread a forked child waits for
-from tests.training.own_loop.loops import Loop, key_batches
+from tests.own_loop.loops import Loop, key_batches
 loop = Loop()
 batches = loop.engine.batches(key_batches(30))
 loop.train(next(batches))

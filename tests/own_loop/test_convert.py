@@ -8,7 +8,7 @@ from torch import nn
 
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
-from tests.training.own_loop.test_modules import OPTIMIZERS, assert_near, bag_batches, step
+from tests.own_loop.test_modules import OPTIMIZERS, assert_near, bag_batches, step
 
 KEYS, USERS, DIMENSION = 60, 20, 8
 

@@ -12,7 +12,7 @@ import marius_oac.torch as mt
 from marius_oac.errors import DivergedError, InputError
 from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY
 from marius_oac.torch.key_forms import read_keys
-from tests.training.own_loop.loops import Loop, key_batches
+from tests.own_loop.loops import Loop, key_batches
 
 
 def run(loop, use, batches=3):

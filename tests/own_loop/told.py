@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 import marius_oac.torch as mt
-from tests.training.own_loop.habits import DIMENSION, Network, Plain, batches, loss_of, step, zero_grad
+from tests.own_loop.habits import DIMENSION, Network, Plain, batches, loss_of, step, zero_grad
 
 
 def without_zero_grad(of, batch):

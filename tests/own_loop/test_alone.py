@@ -18,8 +18,8 @@ from marius_oac.torch.at_hand import Rows
 from marius_oac.torch.beside import Beside
 from marius_oac.torch.pipeline import LoopStep
 from marius_oac.torch.planner import LoopPlanner
-from tests.training.own_loop.loops import Loop, after, key_batches, trained
-from tests.training.own_loop.test_endings import EVERY_LINE, interrupted_at
+from tests.own_loop.loops import Loop, after, key_batches, trained
+from tests.own_loop.test_endings import EVERY_LINE, interrupted_at
 
 NEVER = 1 << 60
 

@@ -18,9 +18,9 @@ from marius_oac.torch.beside import Beside
 from marius_oac.torch.loop import Loop as OneLoop
 from marius_oac.torch.pipeline import LoopStep
 from marius_oac.torch.processes.batches import SharedRows
-from tests.training.own_loop.habits import KEYS, Network, Ours, Plain, batches, loss_of
-from tests.training.own_loop.loops import Loop, key_batches
-from tests.training.own_loop.test_endings import interrupted_at
+from tests.own_loop.habits import KEYS, Network, Ours, Plain, batches, loss_of
+from tests.own_loop.loops import Loop, key_batches
+from tests.own_loop.test_endings import interrupted_at
 
 NEVER = 1 << 60
 

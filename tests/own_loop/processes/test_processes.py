@@ -14,9 +14,9 @@ from marius_oac.errors import CheckpointError
 from marius_oac.torch.layouts import part_at
 from marius_oac.torch.shared_checkpoints import _newest_whole, _of_others
 from marius_oac.torch.sharing import Share
-from tests.training.own_loop.processes import ranks
-from tests.training.own_loop.processes.ranks import Training, batches, concatenated
-from tests.training.own_loop.processes.spawned import ended, results, spawn
+from tests.own_loop.processes import ranks
+from tests.own_loop.processes.ranks import Training, batches, concatenated
+from tests.own_loop.processes.spawned import ended, results, spawn
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from marius_oac.storage.memory import MemoryStore
-from tests.training.own_loop.loops import Loop, after, key_batches, trained
+from tests.own_loop.loops import Loop, after, key_batches, trained
 
 
 def same_key(count):

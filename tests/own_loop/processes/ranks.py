@@ -1,4 +1,4 @@
-"""What the processes of a group do in tests: `python -m tests.training.own_loop.processes.ranks FOLDER SCENARIO...`,
+"""What the processes of a group do in tests: `python -m tests.own_loop.processes.ranks FOLDER SCENARIO...`,
 with RANK and WORLD_SIZE set. Each scenario's result is put into FOLDER/SCENARIO.RANK.pt."""
 
 import contextlib

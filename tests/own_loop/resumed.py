@@ -1,4 +1,4 @@
-"""A loop that is saved, killed and resumed: `python -m tests.training.own_loop.resumed FOLDER KILLED_AT
+"""A loop that is saved, killed and resumed: `python -m tests.own_loop.resumed FOLDER KILLED_AT
 [DISK]`, with rows in files in folder DISK if it is given."""
 
 import os
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import marius_oac.torch as mt
-from tests.training.own_loop.loops import key_batches
+from tests.own_loop.loops import key_batches
 
 BATCHES = 12
 

@@ -6,9 +6,9 @@ from torch import nn
 
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
-from tests.training.own_loop.loops import Loop, after, key_batches, trained
-from tests.training.own_loop.test_shares import batches as pairs
-from tests.training.own_loop.test_shares import ours, train
+from tests.own_loop.loops import Loop, after, key_batches, trained
+from tests.own_loop.test_shares import batches as pairs
+from tests.own_loop.test_shares import ours, train
 
 
 @pytest.mark.parametrize("in_flight", [1, 8])

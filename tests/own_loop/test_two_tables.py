@@ -3,7 +3,7 @@
 import torch
 
 import marius_oac.torch as mt
-from tests.training.own_loop.loops import Loop, key_batches
+from tests.own_loop.loops import Loop, key_batches
 
 
 def both(loop, users, lr=0.1):

@@ -21,8 +21,8 @@ from marius_oac.storage.disk.files import PageFiles
 from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.storage.reserved import MappedFile
 from tests.house.test_house import ROOT
+from tests.own_loop.loops import Loop, key_batches
 from tests.threads import PATIENCE
-from tests.training.own_loop.loops import Loop, key_batches
 
 KEYS = 600
 PAGES = KEYS // 7 + 1  # a page has 7 rows of 64 floats with their state
@@ -184,7 +184,7 @@ def test_tables_share_a_folder_and_a_table_in_memory_is_beside_them(tmp_path):
 
 OTHER = """
 import os, signal, sys
-from tests.training.own_loop.test_disk import BATCHES, TENTH, Loop, looked_at
+from tests.own_loop.test_disk import BATCHES, TENTH, Loop, looked_at
 loop = Loop(dimension=64, memory=TENTH, path=sys.argv[1])
 looked_at(loop, BATCHES[:5])
 os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ import marius_oac.torch as mt
 from marius_oac.errors import InputError
 from marius_oac.torch.processes.shard import LoopTable
 from marius_oac.torch.tables import Table
-from tests.training.own_loop.loops import Loop
+from tests.own_loop.loops import Loop
 
 NUMBERS, TEXTS = torch.tensor([3, 7]), ["3", "7"]
 FORMS = {False: (NUMBERS, [3, 7], NUMBERS.numpy()), True: (TEXTS, np.array(TEXTS), [["3"], ["7"]])}

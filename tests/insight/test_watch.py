@@ -16,7 +16,7 @@ from marius_oac.runs.callbacks import Callbacks
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.training.local import open_run, train
 from tests.graphs import tiny_config
-from tests.runs.test_report import EVIL, Page, interval, made_up
+from tests.insight.test_report import EVIL, Page, interval, made_up
 
 
 def test_a_run_that_is_killed_resumed_and_ends(graph, tmp_path):

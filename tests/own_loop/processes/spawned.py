@@ -9,7 +9,7 @@ import torch
 PATIENCE = 150
 
 
-def spawn(folder, *scenarios, size=2, module="tests.training.own_loop.processes.ranks"):
+def spawn(folder, *scenarios, size=2, module="tests.own_loop.processes.ranks"):
     """The processes, which have begun."""
     environment = {**os.environ, "WORLD_SIZE": str(size)}
     return [

@@ -9,8 +9,8 @@ import torch
 
 import marius_oac.torch as mt
 from marius_oac.storage.memory import MemoryStore
+from tests.own_loop.loops import Loop, after, key_batches, trained
 from tests.threads import in_thread, joined, watched
-from tests.training.own_loop.loops import Loop, after, key_batches, trained
 
 
 @pytest.mark.parametrize("in_flight", [1, 4, 16])

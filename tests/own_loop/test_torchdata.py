@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from tests.training.own_loop.resumed import BATCHES, Training, drawing, equal, key_batches
+from tests.own_loop.resumed import BATCHES, Training, drawing, equal, key_batches
 
 # The latter by torchdata.
 pytestmark = pytest.mark.filterwarnings("ignore:This process", "ignore:.set_vital. is deprecated")

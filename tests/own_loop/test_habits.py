@@ -8,9 +8,9 @@ import torch
 
 from marius_oac.errors import InputError
 from tests.house.test_house import ROOT
-from tests.training.own_loop import habits
-from tests.training.own_loop.habits import AS_IN_TORCH, Ours, Plain, batches, loss_of, train
-from tests.training.own_loop.told import TOLD
+from tests.own_loop import habits
+from tests.own_loop.habits import AS_IN_TORCH, Ours, Plain, batches, loss_of, train
+from tests.own_loop.told import TOLD
 
 NEVER = 1 << 60
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import marius_oac.torch as mt
 from marius_oac.errors import InputError
-from tests.training.own_loop.loops import Loop, key_batches
+from tests.own_loop.loops import Loop, key_batches
 
 
 def tied():

@@ -18,7 +18,7 @@ from marius_oac.errors import CheckpointError, DivergedError, InputError
 from marius_oac.torch import checkpoints
 from tests.graphs import tiny_config
 from tests.house.test_house import ROOT
-from tests.training.own_loop.resumed import BATCHES, LOADERS, Training, equal
+from tests.own_loop.resumed import BATCHES, LOADERS, Training, equal
 
 
 @functools.cache
@@ -123,7 +123,7 @@ def test_a_killed_loop_is_resumed_with_the_bits_of_one_that_was_not(tmp_path, di
     (tmp_path / disk).mkdir(exist_ok=True)
 
     def run(killed_at):
-        command = [sys.executable, "-m", "tests.training.own_loop.resumed", str(tmp_path), str(killed_at), *places]
+        command = [sys.executable, "-m", "tests.own_loop.resumed", str(tmp_path), str(killed_at), *places]
         return subprocess.run(command, cwd=ROOT, timeout=60, capture_output=True).returncode
 
     assert [run(5), run(17), run(0)] == [-signal.SIGKILL, -signal.SIGKILL, 0]

@@ -15,8 +15,8 @@ import marius_oac.torch as mt
 from marius_oac.errors import InputError
 from marius_oac.torch import key_forms
 from marius_oac.torch.key_forms import joined, read_keys
-from tests.training.own_loop.loops import Loop
-from tests.training.own_loop.resumed import equal
+from tests.own_loop.loops import Loop
+from tests.own_loop.resumed import equal
 
 WORDS = ["", "a", "b", "red", "été", "日本", "7", "a" * 70]
 bags_of = st.lists(st.lists(st.integers(-3, 6), max_size=4), min_size=1, max_size=5)

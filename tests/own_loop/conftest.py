@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from marius_oac.torch import loop
-from tests.training.own_loop.loops import patience
+from tests.own_loop.loops import patience
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import marius_oac.torch as mt
 from tests.house.test_house import ROOT
-from tests.training.own_loop.loops import Loop, key_batches, trained
+from tests.own_loop.loops import Loop, key_batches, trained
 
 KEYS, DIMENSION = 60, 8
 
