@@ -1,6 +1,6 @@
-"""What a step costs a device, without one: nothing is waited for, and launches and memory are those of docs/gpu.md.
+"""What a step costs a device, without one: nothing is waited for, and launches and memory are those of device_costs.txt.
 
-`python -m tests.pipeline.device_cases` writes that table again.
+`python -m tests.pipeline.device_cases` writes that file again.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.link_prediction import autograd
 from marius_oac.models.link_prediction.fused import FusedGradient
 from marius_oac.tasks.link_prediction import memory as graph_memory
-from tests.pipeline.device_cases import BEGIN, CASES, END, PAGE, SIZES, Data, cells, cost_of, make
+from tests.pipeline.device_cases import CASES, SIZES, TABLE, Data, cells, cost_of, make
 from tests.pipeline.device_cost import META, Costs
 
 BOUND = 0.15
@@ -34,8 +34,8 @@ def data(tmp_path_factory):
 
 def written():
     """The table: cells by the step's name."""
-    text = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
-    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()[2:])
+    lines = TABLE.read_text("utf-8").splitlines()[2:]
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return {name: others for name, *others in rows}
 
 
