@@ -77,6 +77,4 @@ def test_a_habit_is_told(title, tmp_path, monkeypatch):
 
 def test_the_page_lists_all_habits():
     text = (ROOT / "docs" / "own_loop.md").read_text("utf-8").split("\n## Habits of loops in torch\n")[1]
-    lines = {title: line.replace("`", "") for title, (_, line) in TOLD.items()}
-    expected = [*dict.fromkeys(AS_IN_TORCH, "as in torch").items(), *((title, f"`{lines[title]}`") for title in lines)]
-    assert re.findall(r"^\| (.+?) \| (.+?) \|$", text, re.M)[1:] == expected
+    assert re.findall(r"^- (.+)$", text, re.M) == [*AS_IN_TORCH, *TOLD]
