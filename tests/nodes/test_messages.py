@@ -1,10 +1,8 @@
 """Every kind of message as bytes: the format, what is refused of it, and the page that lists them."""
 
 import math
-import re
 import struct
 from dataclasses import FrozenInstanceError, fields
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -294,22 +292,3 @@ def test_a_synchronisation_that_does_not_fit_is_refused(operation, values, why):
         given = None if kind == 1 else np.array([2 + kind, 4], np.float32)
         ((_, answer),) = tell(shard, 0, messages.Sync(number, Operation(kind), given).frames())
         assert isinstance(answer, messages.Synced) and answer.number == number and answer.values.tolist() == expected
-
-
-def told(made):
-    """Its row on the page, without what it is for."""
-    where = [f"`{name}`" + f" as `{slot.name}`" * (name != slot.name) for name, slot in made.slots if name]
-    frames = [
-        f"`{name}` {np.dtype(column.dtype)} [{'n' if column.length < 0 else column.length}]"
-        + ", or none" * column.optional
-        for name, column in made.columns
-    ]
-    frames = [f"`{made.of_tables}` of each table"] if made.of_tables else frames
-    return [str(int(made.kind)), made.kind.name, ", ".join(where), "; ".join(frames)]
-
-
-def test_the_page_lists_every_kind_with_its_fields():
-    page = (Path(__file__).parents[2] / "docs" / "nodes.md").read_text("utf-8")
-    rows = [line.split("|")[1:-1] for line in page.splitlines() if re.match(r"\| \d", line)]
-    assert [[each.strip() for each in row[:4]] for row in rows] == [told(made) for made in TYPES.values()]
-    assert all(row[4].strip() for row in rows)

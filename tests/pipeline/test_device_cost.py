@@ -1,4 +1,4 @@
-"""What a step costs a device, without one: nothing is waited for, and launches and memory are those of device_costs.txt.
+"""What a step costs a device, without one: nothing waits, and launches and memory are those of device_costs.txt.
 
 `python -m tests.pipeline.device_cases` writes that file again.
 """

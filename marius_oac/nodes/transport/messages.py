@@ -2,7 +2,7 @@
 
 Each kind is a type, with a field for all that it says. A field is a number of the header (`Slot`) or one frame
 (`Column`), and its annotation says which, and what it may hold. Some kinds carry frames of each table instead, whose
-sizes follow from what was pulled; receivers view these with `array`. docs/nodes.md lists the kinds with their bytes.
+sizes follow from what was pulled; receivers view these with `array`. docs/nodes.md says what they are for.
 
 Guarantees:
 - Nothing is ever unpickled, and nothing is allocated by a size that a message states: arrays are views of its frames.
