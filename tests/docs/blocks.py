@@ -22,7 +22,7 @@ from marius_oac.cli.commands import main
 
 SHOWN = ("text", "diff")
 _BLOCK = re.compile(
-    r'^(?:<!-- not run: (?P<why>.+) -->\n)?```(?P<kind>\w*)(?: title="(?P<file>[^"]+)")?\n(?P<text>.*?)^```$'
+    r'^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)(?: title="(?P<file>[^"]+)")?\n(?P<text>.*?)^```$'
     r"|^<!-- run\n(?P<hidden>.*?)^-->$",
     flags=re.M | re.S,
 )
