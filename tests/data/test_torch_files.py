@@ -158,7 +158,7 @@ LIMITED = (
     + """
 own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
 size = os.fstat(0).st_size
-reader["main"].__globals__["_MEMORY"] = own * 1024 + (4 << 20) + int(sys.argv.pop(2)) - 2 * size
+reader["main"].__globals__["_ROOM"] = own * 1024 + (4 << 20) + int(sys.argv.pop(2)) - size
 sys.argv.pop(0)
 reader["main"]()
 """
@@ -192,7 +192,7 @@ def test_other_limits_hold():
     )
     command = [sys.executable, "-I", "-S", "-c", code, torch_reader.__file__]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == [str(limit) for limit in ((40 << 20) + (2 << 30), 8 + 128, 2 << 30, 0)]
+    assert found.stdout.split() == [str(limit) for limit in ((48 << 20) + (1 << 30), 8 + 128, (48 << 20) + (1 << 30), 0)]
 
 
 def test_no_file_a_folder_and_a_pipe(tmp_path):

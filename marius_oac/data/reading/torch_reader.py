@@ -27,7 +27,7 @@ from typing import IO, Any, NamedTuple, cast
 _ABOUT = 0x1950A86A20F9469CFC6C, 1001, True  # a file from before torch 1.6: its form, the form's version, byte order
 _NO_ARRAY = "it is no array of numbers"
 _TEXT_BYTES, _PIECE = 1 << 10, 1 << 20
-_MEMORY, _SECONDS, _BYTES_A_SECOND = 40 << 20, 8, 8 << 20
+_ROOM, _SECONDS, _BYTES_A_SECOND = 48 << 20, 8, 8 << 20
 _STORAGES = {
     "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1",
     "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<V2", "BoolStorage": "<b1",
@@ -232,9 +232,9 @@ def _texts(texts: list[str], output: IO[bytes]) -> dict[str, Any]:
 
 def limit(size: int) -> None:
     """Sets what this process may take for a file of that size: memory of its own, the processor, the file it makes."""
-    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY + 2 * size,) * 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (_ROOM + size,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS + size // _BYTES_A_SECOND,) * 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * size,) * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM + size,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
