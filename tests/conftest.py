@@ -29,7 +29,7 @@ settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
 dispositions.as_usual()
 standstill.in_command = lambda: False  # a command takes the one timer of faulthandler, which is pytest's here
-ahead.MOST_PROCESSES = 0  # nothing is compiled beside tests, which say which kernels they want
+ahead.MOST_PROCESSES = 1  # nothing is compiled beside tests, which say which kernels they want
 
 
 def pytest_addoption(parser):

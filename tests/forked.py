@@ -205,14 +205,15 @@ def _import_all() -> None:
 def _load_kernels() -> None:
     """Loads kernels of usual runs, as far as an earlier run has compiled them."""
     from marius_oac.kernels import ahead
-    from marius_oac.kernels.signatures import kernel_of
+    from marius_oac.kernels.once import is_kept
+    from marius_oac.kernels.signatures import attribute, types_of
 
-    for groups, call in ahead.record():
-        if groups.intersection(_USUAL):
-            kernel, types = kernel_of(call)
-            folder = getattr(getattr(kernel, "stats", None), "cache_path", None)  # None without a place for a cache
-            if folder and any(Path(folder).glob(f"*.{kernel.__name__}-*.nbi")):
-                kernel.compile(types)
+    for line in ahead.wanted(_USUAL):
+        place, bracket, types = line.call.partition("(")
+        kernel, signature = attribute(place), types_of(bracket + types)
+        keeps = hasattr(getattr(kernel, "_cache", None), "_cache_file")  # not without the JIT, or a place for a cache
+        if keeps and is_kept(kernel, signature):
+            kernel.compile(signature)
 
 
 def _serve(line: socket.socket) -> Program | None:

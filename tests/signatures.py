@@ -22,12 +22,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numba import types
 from numba.core.registry import CPUDispatcher
 
 from marius_oac.kernels.ahead import RECORD
 from marius_oac.kernels.cpu import bfloat16_gemm
-from marius_oac.kernels.signatures import PACKAGE, kernel_of
+from marius_oac.kernels.signatures import PACKAGE, attribute, text_of, types_of
 from tests.bits import CASES, HERE, Case, changed, train_all
 
 _TEXT = {"train": "day_*.csv", "test": "test.csv", "label": "label", "numeric": [], "categorical": ["user", "item"],
@@ -74,32 +73,6 @@ def kernels() -> Iterator[tuple[str, Any]]:
                     yield f"{module.__name__.removeprefix(PACKAGE)}.{name}", found
 
 
-def text_of(given: Any) -> str:
-    """The text of a type, or of a tuple of types, as `kernel_of` reads it. Raises ValueError if it has none."""
-    if isinstance(given, tuple):
-        return f"({', '.join(map(text_of, given))})"
-    if isinstance(given, types.BaseNamedTuple):
-        return _place(given.instance_class) + text_of(tuple(given))
-    if isinstance(given, types.IntEnumMember) and given.dtype == types.int64:
-        return f"enum({_place(given.instance_class)})"
-    if isinstance(given, types.BaseTuple):
-        return f"({text_of(given[0])},)" if len(given) == 1 else text_of(tuple(given))
-    if isinstance(given, types.IntegerLiteral):
-        return str(given.literal_value)
-    if type(given) is types.Array and given.aligned and given.layout == "C":
-        text = f"{given.dtype}[{given.ndim}]"
-        return text if given.mutable else f"const({text})"
-    if isinstance(given, types.Number | types.Boolean):
-        return str(given)
-    raise ValueError(f"no text for {given!r}")
-
-
-def _place(found: type) -> str:
-    if not found.__module__.startswith(PACKAGE):
-        raise ValueError(f"no text for {found!r}")
-    return f"{found.__module__.removeprefix(PACKAGE)}.{found.__qualname__}"
-
-
 def kept(cache: Path) -> set[str]:
     """What a folder of Numba's cache holds of the package, as kernels with the types of their arguments."""
     found = set()
@@ -108,7 +81,7 @@ def kept(cache: Path) -> set[str]:
         file = kernel._cache._cache_file
         if path := indexes.get(Path(file._index_path).name):
             file._index_path = str(path)
-            found |= {place + text_of(tuple(arguments)) for arguments, *_ in file._load_index()}
+            found |= {place + text_of(tuple(types)) for types, *_ in file._load_index()}
     return found
 
 
@@ -144,14 +117,14 @@ def measured(calls: Sequence[str]) -> list[str]:
     seconds, callers, open_ = defaultdict(float), defaultdict(set), list[str]()
     whole = CPUDispatcher.compile
 
-    def compile_(kernel: Any, arguments: Any) -> Any:
-        call = places[kernel] + text_of(tuple(arguments)) if kernel in places else ""
+    def compile_(kernel: Any, types: Any) -> Any:
+        call = places[kernel] + text_of(tuple(types)) if kernel in places else ""
         if open_ and call != open_[-1]:
             callers[call].add(open_[-1])
         open_.append(call)
         started = time.thread_time()
         try:
-            return whole(kernel, arguments)
+            return whole(kernel, types)
         finally:
             spent = time.thread_time() - started
             open_.pop()
@@ -161,8 +134,8 @@ def measured(calls: Sequence[str]) -> list[str]:
 
     CPUDispatcher.compile = compile_
     for call in calls:
-        kernel, arguments = kernel_of(call)
-        kernel.compile(arguments)
+        place, bracket, types = call.partition("(")
+        attribute(place).compile(types_of(bracket + types))
     return scheduled(calls, seconds, callers)
 
 

@@ -81,8 +81,8 @@ def lay(folder: Path, mark: Path, names=LIBRARIES) -> set[str]:
 def lay_for_numba(folder: Path, mark: Path) -> None:
     """Settings that name a cache, and there an index for each kernel, whose pickle leaves a mark."""
     (folder / ".numba_config.yaml").write_text("cache_dir: kernels\nopt: '1'\nchrome_trace: trace.json\n")
-    for _, call in ahead.record():
-        name = call.partition("(")[0]
+    for line in ahead.record():
+        name = line.call.partition("(")[0]
         if ".gpu." in name:
             continue
         cache = attribute(name)._cache

@@ -1,72 +1,105 @@
 """What is compiled once, however many processes want it at once.
 
-A run's processes, and those that compile beside it (`ahead`), begin with the same kernels. Who wants one that another
-process is compiling waits, and finds it in Numba's cache.
+A run's processes, and those that compile ahead of it (`ahead`), begin with the same kernels. Who wants one that another
+process is compiling waits, and loads that one's machine code from Numba's cache. Whatever can't be locked or kept is
+compiled by each of them.
 
-The lock is the system's, on a file beside the kernel's in the cache: it goes with the process that holds it. Its holder
-waits for nothing but functions that its own calls, so nobody waits for ever. Numba's cache needs it, too: two processes
-that keep a function at once, for different arguments, could give both the same file.
+The lock is the system's, on one byte of a file in the folder of the cache: it goes with the process that holds it. Its
+holder waits for nothing but functions that its own calls, so nobody waits for ever.
+
+What is kept is read without a lock, at any moment. So machine code is written before the index names it, and each
+signature has a file of its own: no index names code of other sources or signatures, whoever is killed or writes too.
 """
 
 from __future__ import annotations
 
 import fcntl
-import functools
+import hashlib
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from numba.core import event
+from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
 
 from marius_oac.kernels import ahead
 from marius_oac.runtime.standstill import Activity
 
-
-@functools.cache
-def check(folder: Path) -> None:
-    """Makes the folder of the cache, if it is not there.
-
-    Raises:
-        OSError: it can't be written, or its file system has no locks.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ahead.USED, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+LOCKS = "marius_oac.lock"
 
 
-def compiled(kernel: Any, signature: Any, patient: bool = True) -> Any:
-    """What `compile` of a kernel returns that Numba keeps. None if another process is at it, unless this one is
-    `patient`."""
-    name = f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}"
-    place, activity = Path(kernel.stats.cache_path) / f"{name}.lock", Activity(f"kernel {name} is being compiled")
-    with global_compiler_lock, ahead.compiling_here(), activity, _alone(place, patient) as alone:
-        return type(kernel).compile(kernel, signature) if alone else None
+class CacheFile(IndexDataCacheFile):
+    """Numba's files of a function: its index, and one with machine code for each signature."""
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keeps what was compiled for a key, by which its file is named."""
+        number = int.from_bytes(hashlib.sha256(self._dump(key)).digest()[:7], "little")
+        name = self._data_name(number)
+        self._save_data(name, data)
+        overloads = self._load_index()
+        if overloads.get(key) != name:
+            self._save_index({**overloads, key: name})
+
+
+def keep(kernel: Any, stamp: str) -> None:
+    """Has a kernel's code kept in a `CacheFile`, valid for sources with this stamp."""
+    cache = kernel._cache
+    base = cache._cache_file._index_name.removesuffix(".nbi")
+    cache._cache_file = CacheFile(cache._cache_path, base, stamp)
+
+
+_open: dict[Path, int] = {}
+
+
+def compiled(kernel: Any, signature: Any) -> Any:
+    """`CPUDispatcher.compile` of a kernel that Numba keeps: from the cache, once it is there, if somebody is at it."""
+    with global_compiler_lock:
+        if is_kept(kernel, signature):
+            return CPUDispatcher.compile(kernel, signature)
+        name = f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}"
+        with ahead.compiling_here(), Activity(f"kernel {name} is being compiled"), ExitStack() as stack:
+            while not is_kept(kernel, signature) and ahead.goes_on():
+                pass
+            if not is_kept(kernel, signature):
+                stack.enter_context(_alone(Path(kernel._cache._cache_file._index_path)))
+            return CPUDispatcher.compile(kernel, signature)
+
+
+def is_kept(kernel: Any, signature: Any) -> bool:
+    cache = kernel._cache
+    key = cache._index_key(signature, kernel.targetctx.codegen())
+    return key in cache._cache_file._load_index()
 
 
 @contextmanager
-def _alone(place: Path, patient: bool) -> Iterator[bool]:
-    """Within the block, if it is given True, no other process has the lock of this file."""
-    with open(place, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not patient:
-                yield False
-                return
-            ahead.begun()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield True
+def _alone(index: Path) -> Iterator[None]:
+    """Within the block no other process compiles the function whose index of Numba's this is."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # a folder that can't be written, a file system without locks
+            file, place = stack.enter_context(_locks(index.parent)), place_of(index.name)
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+            stack.callback(fcntl.lockf, file, fcntl.LOCK_UN, 1, place)
+        yield
 
 
-class _Listener(event.Listener):
-    def on_start(self, event: Any) -> None:
-        if event.data["dispatcher"].py_func.__module__.startswith("marius_oac."):
-            ahead.begun()
+@contextmanager
+def _locks(folder: Path) -> Iterator[int]:
+    """The file of locks of a folder, open once in a process: to close it would let go of all its locks."""
+    if (file := _open.get(folder)) is not None:
+        yield file
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    file = _open[folder] = os.open(folder / LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield file
+    finally:
+        del _open[folder]
+        os.close(file)
 
-    def on_end(self, event: Any) -> None:
-        pass
 
-
-event.register("numba:compile", _Listener())
+def place_of(name: str) -> int:
+    """The byte of the file whose lock is that of the function with this index of Numba's."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")

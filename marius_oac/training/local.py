@@ -244,6 +244,7 @@ def run(
             prepare(loop)
             session.initialize()
             folder.write_config(task.config, task.run_files())
+            ahead.wait()
             note_arithmetic(session, folder)
             with tracking(task.config.trackers if peers.leads else (), folder, loop.position.batch_index):
                 loop.run()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from marius_oac.config.task import TaskConfig
-from marius_oac.kernels.ahead import cache_folder
+from marius_oac.kernels.ahead import cache_folder, processor
 from marius_oac.models.compute.multiply import BFLOAT16, TORCH, Layer, Times, times_of
 from marius_oac.runtime import blas
 from marius_oac.tasks.registry import entry_of
@@ -69,15 +69,6 @@ def _place(layer: Layer) -> Path | None:
     versions = f"{np.__version__} {torch.__version__} {blas.kernels()} {processor()}"
     name = f"marius_oac.products.{'x'.join(map(str, layer))}.{hashlib.sha256(versions.encode()).hexdigest()[:16]}.json"
     return None if folder is None else folder / name
-
-
-def processor() -> str:
-    """What /proc/cpuinfo says about the first core, without what changes."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        lines = file.read(1 << 13).partition("\n\n")[0].splitlines()
-        kinds = ("vendor", "model", "cpu family", "stepping", "flags", "Features", "CPU ")
-        return "\n".join(line for line in lines if line.startswith(kinds))
-    return ""
 
 
 def kept(config: TaskConfig, before: TaskConfig) -> TaskConfig:

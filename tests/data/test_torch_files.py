@@ -192,7 +192,9 @@ def test_other_limits_hold():
     )
     command = [sys.executable, "-I", "-S", "-c", code, torch_reader.__file__]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == [str(limit) for limit in ((48 << 20) + (1 << 30), 8 + 128, (48 << 20) + (1 << 30), 0)]
+    assert found.stdout.split() == [
+        str(limit) for limit in ((48 << 20) + (1 << 30), 8 + 128, (48 << 20) + (1 << 30), 0)
+    ]
 
 
 def test_no_file_a_folder_and_a_pipe(tmp_path):

@@ -21,7 +21,7 @@ HALVES = [
         "data/test_neighbors.py",
         "data/test_sampling.py",
         "nodes/test_aggregator.py",
-        "torch/test_pooling.py",
+        "own_loop/test_pooling.py",
     ],
     [
         "storage/test_atomics.py",

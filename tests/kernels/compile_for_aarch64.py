@@ -12,8 +12,7 @@ platform.machine = lambda: "aarch64"  # before any kernel is made
 import llvmlite.binding as llvm  # noqa: E402
 from numba.core.codegen import CPUCodeLibrary  # noqa: E402
 
-from marius_oac.kernels import ahead  # noqa: E402
-from marius_oac.kernels.signatures import kernel_of  # noqa: E402
+from marius_oac.kernels import ahead, compile  # noqa: E402
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 OF_THIS_MACHINE = re.compile("target (datalayout|triple) = .*")
@@ -28,10 +27,8 @@ def main() -> None:
         add(library, module)
 
     CPUCodeLibrary.add_ir_module = noted
-    calls = [call for groups, call in ahead.record() if "bfloat16" not in groups]
-    for call in calls:
-        kernel, types = kernel_of(call)
-        kernel.compile(types)
+    lines = [line for line in ahead.record() if "bfloat16" not in line.groups]
+    assert compile.compile_lines(lines, 1)
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine()
@@ -40,7 +37,7 @@ def main() -> None:
         module.triple, module.data_layout = TRIPLE, str(machine.target_data)
         module.verify()
         machine.emit_object(module)
-    print("", len(modules), len(calls))
+    print("", len(modules), len(lines))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,13 @@
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from numba.core.errors import TypingError
 from numba.core.registry import CPUDispatcher
 
 from marius_oac.kernels import ahead, once
-from tests.storage.conformance import JIT
-
-pytestmark = pytest.mark.skipif(not JIT, reason="nothing is compiled")
 
 TEXT = """
 from marius_oac.kernels.cpu.jit import compiled, inlined
@@ -27,9 +25,8 @@ def outer(value):
 
 
 @pytest.fixture
-def module_of(tmp_path, monkeypatch):
+def module_of(tmp_path):
     (tmp_path / "own_kernels.py").write_text(TEXT)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
 
     def load():
         spec = importlib.util.spec_from_file_location("own_kernels", tmp_path / "own_kernels.py")
@@ -42,29 +39,20 @@ def module_of(tmp_path, monkeypatch):
 
 TRIES = """
 import fcntl, sys
-with open(sys.argv[1], "a") as file:
+with open(sys.argv[1], "r+") as file:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(sys.argv[2]))
     except BlockingIOError:
         sys.exit(3)
 """
-HOLDS = """
-import fcntl, sys
-with open(sys.argv[1], "a") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def words_of(kernel, code):
-    """A program that takes a kernel's lock."""
-    return [sys.executable, "-S", "-c", code, f"{kernel.stats.cache_path}/own_kernels.{kernel.__name__}.lock"]
 
 
 def is_free(kernel):
     """Whether another process gets the function's lock."""
-    done = subprocess.run(words_of(kernel, TRIES))
+    index = Path(kernel._cache._cache_file._index_path)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", TRIES, index.with_name(once.LOCKS), str(once.place_of(index.name))]
+    )
     assert done.returncode in (0, 3)
     return not done.returncode
 
@@ -80,29 +68,59 @@ def test_others_wait_while_a_function_is_compiled_and_find_it_then(module_of, mo
     monkeypatch.setattr(CPUDispatcher, "compile", look)
     seconds = ahead.seconds_here()
     assert first.outer(3) == 8
+    seconds, after = ahead.seconds_here() - seconds, ahead.seconds_here()
     assert dict(reversed(seen)) == {"outer": False, "inner": False}  # when each was first asked for
-    assert is_free(first.outer) and is_free(first.inner) and ahead.seconds_here() > seconds
+    assert is_free(first.outer) and is_free(first.inner)
     assert second.outer(3) == 8 and list(second.outer.stats.cache_hits.values()) == [1]
+    assert seen[-1] == ("outer", True)  # what is kept is loaded without a lock
+    assert seconds > 0 and ahead.seconds_here() == after
 
 
-def test_what_another_process_compiles_is_waited_for_by_those_who_are_patient(module_of, monkeypatch):
-    module, said = module_of(), []
-    with subprocess.Popen(words_of(module.outer, HOLDS), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"held\n"
-        assert module.outer.compile("(int64,)", patient=False) is None and not module.outer.signatures
-        monkeypatch.setattr(ahead, "begun", lambda: said.append(other.stdin.close()))
-        assert module.outer(3) == 8
-    assert said
-    assert module.outer.compile("(int64,)", patient=False) is not None
+def test_what_is_compiled_beside_this_process_is_waited_for(module_of, monkeypatch):
+    first, second, finished = module_of(), module_of(), []
+
+    def goes_on():
+        if finished == ["something else"]:
+            monkeypatch.setattr(ahead, "goes_on", lambda: False)
+            second.outer(3)
+        finished.append("something else")
+        return True
+
+    monkeypatch.setattr(ahead, "goes_on", goes_on)
+    assert first.outer(3) == 8 and len(finished) == 2
+    assert list(first.outer.stats.cache_hits.values()) == [1]
 
 
-def test_it_is_said_when_a_kernel_is_compiled_and_not_when_it_is_loaded(monkeypatch):
-    said = []
-    monkeypatch.setattr(ahead, "begun", lambda: said.append(1))
-    for module, count in (("marius_oac.some", 1), ("own_kernels", 1)):
-        kernel = type("Kernel", (), {"py_func": type("Function", (), {"__module__": module})})
-        once.event.broadcast(once.event.Event("numba:compile", once.event.EventStatus.START, {"dispatcher": kernel}))
-        assert len(said) == count
+def test_an_index_names_nothing_that_is_not_there(module_of, monkeypatch):
+    seen, save = [], once.CacheFile._save_index
+
+    def look(self, overloads):
+        seen.append([Path(self._data_path(name)).exists() for name in overloads.values()])
+        save(self, overloads)
+
+    monkeypatch.setattr(once.CacheFile, "_save_index", look)
+    module = module_of()
+    assert (module.outer(3), module.outer(3.0)) == (8, 8.0)
+    assert seen == [[True], [True], [True] * 2, [True] * 2]
+
+
+def test_who_is_killed_before_the_index_leaves_nothing_that_counts(module_of, monkeypatch):
+    with monkeypatch.context() as killed:
+        killed.setattr(once.CacheFile, "_save_index", lambda self, overloads: None)
+        assert module_of().outer(3) == 8
+    module = module_of()
+    assert module.outer(3) == 8 and not module.outer.stats.cache_hits
+    assert module_of().outer(3.0) == 8.0
+
+
+def test_who_writes_at_once_for_other_signatures_writes_to_other_files(module_of, monkeypatch):
+    with monkeypatch.context() as together:
+        together.setattr(once.CacheFile, "_load_index", lambda self: {})
+        names = []
+        together.setattr(once.CacheFile, "_save_index", lambda self, overloads: names.extend(overloads.values()))
+        module = module_of()
+        assert (module.outer(3), module.outer(3.0)) == (8, 8.0)
+    assert len(set(names)) == len(names) == 4
 
 
 def test_a_mistake_lets_go_of_the_lock(module_of):
@@ -112,13 +130,12 @@ def test_a_mistake_lets_go_of_the_lock(module_of):
     assert is_free(outer)
 
 
-def test_where_nothing_can_be_locked_nothing_is_kept(module_of, monkeypatch):
+def test_a_folder_without_locks_compiles_all_the_same(module_of, monkeypatch):
     def refuse(folder):
-        raise OSError(0, "no locks")
+        raise OSError("no locks")
 
-    monkeypatch.setattr(once, "check", refuse)
-    module = module_of()
-    assert module.outer(3) == 8 and not list(ahead.cache_folder().rglob("*.nbi"))
+    monkeypatch.setattr(once, "_locks", refuse)
+    assert module_of().outer(3) == 8
 
 
 def test_a_function_of_kernels_alone_refuses_python_before_and_after_it_is_compiled(module_of):

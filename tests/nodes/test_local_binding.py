@@ -39,15 +39,16 @@ def recorded(machine_tree, monkeypatch):
     return take
 
 
-def task_of(peers, **keys):
+def home_of(peers, **keys):
     tree = {"task": "ctr", "data": {"train": "x.csv", "categorical": ["a"]}, **keys}
-    return SimpleNamespace(config=CtrConfig.build(tree), peers=peers, folder=None, table_bytes=lambda: 0)
+    task = SimpleNamespace(folder=None)
+    return SimpleNamespace(task=task, config=CtrConfig.build(tree), peers=peers, table_bytes=lambda: 0)
 
 
 def bound(count, device=lambda rank: CPU, **keys):
     """What each of the processes finds."""
     groups = ThreadGroup.members(count)
-    return together(groups, lambda group: session.bind(task_of(ClusterPeers(group), **keys), device(group.rank)))
+    return together(groups, lambda group: session.bind(home_of(ClusterPeers(group), **keys), device(group.rank)))
 
 
 def test_eight_local_nodes_compute_on_all_cores(recorded, capsys):

@@ -285,7 +285,7 @@ def test_what_was_best_and_the_patience_of_other_nodes_are_theirs():
     task = SimpleNamespace(
         take_over=lambda whole, parts: calls.append((whole, parts)), check_data_from=lambda batch: calls.append(batch)
     )
-    loop.session = SimpleNamespace(task=task, parts="parts", stores=[], check_device=lambda device: device)
+    loop.session = SimpleNamespace(task=task, home=task, parts="parts", stores=[], check_device=lambda device: device)
     loop.folder = SimpleNamespace(
         checkpoints=SimpleNamespace(keep_for=lambda stores: None), rewind=lambda batch, wait: calls.append(batch)
     )

@@ -14,6 +14,7 @@ from benchmarks.graphs.memory_plan import BOUND, make_graph, measure
 from marius_oac.data.batches.rank_slice import RankSlice, with_share
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
+from marius_oac.runs.home import Home
 from marius_oac.runs.memory.plan import PLACES, MemoryPlan, Need
 from marius_oac.runs.session import Session
 from marius_oac.runtime.machine import cgroups
@@ -294,12 +295,12 @@ def test_auto_takes_as_few_batches_in_flight_as_memory_allows(graph, tmp_path, m
     monkeypatch.setattr("marius_oac.tasks.link_prediction.task.plan_memory", short)
     for room, free["host"] in {16: 2 * needed[16], **between}.items():
         task.config = config
-        made = local.plan_memory(task, tmp_path)
+        made = local.plan_memory(Home(task), tmp_path)
         made.check()
         assert task.config.pipeline.most_in_flight == room
     task.config, free["host"] = config, needed[1] // 2
     with pytest.raises(InputError, match="are needed"):
-        local.plan_memory(task, tmp_path).announce()
+        local.plan_memory(Home(task), tmp_path).announce()
     by_hand = task.config = config.replace("pipeline.in_flight=16")
-    local.plan_memory(task, tmp_path)
+    local.plan_memory(Home(task), tmp_path)
     assert task.config == by_hand, "a number stays what it is"

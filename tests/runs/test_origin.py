@@ -242,8 +242,9 @@ def test_no_process_opens_the_folder_of_a_node_of_another_run(nodes, of):
     errors = []
 
     def go_on(group):
-        task = SimpleNamespace(peers=ClusterPeers(group), group=group, fingerprint="abc", run_files=dict)
-        about = SimpleNamespace(rank=group.rank), nodes.folder.config, task, nodes.id
+        task, config = SimpleNamespace(fingerprint="abc", run_files=dict), nodes.folder.config
+        home = SimpleNamespace(peers=ClusterPeers(group), group=group, task=task, config=config)
+        about = SimpleNamespace(rank=group.rank), home, nodes.id
         try:
             with _opened(nodes.folder.path, nodes.path(group.rank), *about):
                 pass

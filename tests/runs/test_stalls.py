@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import threading
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from marius_oac.config.sections import WorkersConfig
 from marius_oac.data.reading.download import download
 from marius_oac.errors import Interrupted
 from marius_oac.evaluation.scores import LinkScorer
-from marius_oac.kernels import once
+from marius_oac.kernels import ahead, once
 from marius_oac.pipeline.device import HostDevice
 from marius_oac.pipeline.rows import LocalRows
 from marius_oac.runs import loop
@@ -187,17 +188,27 @@ def test_a_download_is_named(told, tmp_path):
     assert (tmp_path / "a.tsv").read_bytes() == bytes(2000) and (tmp_path / "b.tsv").read_bytes() == EDGES
 
 
-def test_a_compilation_is_named(stall, tmp_path):
-    class Kernel:
-        py_func, stats = some_kernel, SimpleNamespace(cache_path=tmp_path)
-
-        def compile(self, signature):
-            return "code"
-
-    stall(Kernel, "compile", rf"kernel {__name__}\.some_kernel is being compiled{FOR}")
+def test_a_compilation_is_named(stall, monkeypatch):
+    kept = iter((False, True, True))
+    monkeypatch.setattr(once, "is_kept", lambda kernel, signature: next(kept))
+    monkeypatch.setattr(once, "CPUDispatcher", SimpleNamespace(compile=lambda kernel, signature: "code"))
+    stall(once.CPUDispatcher, "compile", rf"kernel {__name__}\.some_kernel is being compiled{FOR}")
     with watched(AFTER):
-        assert once.compiled(Kernel(), None) == "code"
+        assert once.compiled(SimpleNamespace(py_func=some_kernel), None) == "code"
 
 
 def some_kernel():
     """Is compiled in a test."""
+
+
+def test_compilations_beside_the_run_are_named(stall, monkeypatch):
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as pipe, open(writing, "wb", buffering=0) as other:
+        beside = ahead._Processes.__new__(ahead._Processes)
+        beside._lock, beside._count, beside.total = threading.Lock(), 3, 9
+        beside._process = SimpleNamespace(stdout=pipe)
+        other.write(b"..")
+        monkeypatch.setattr(ahead, "select", SimpleNamespace(select=select.select))
+        stall(ahead.select, "select", f"compilation beside this process stands at 3 of 9 kernels{FOR}")
+        with watched(AFTER):
+            assert beside.step() == 2

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from marius_oac.kernels import ahead
+from marius_oac.kernels.cpu import jit
 from marius_oac.kernels.gpu import choice
 from marius_oac.runtime.files import owned
 from marius_oac.runtime.files.owned import exchangeable
@@ -120,20 +121,16 @@ def test_kernels_are_not_kept_where_others_may_write_and_a_note_says_so(folder, 
     assert done.stderr.count("\n") == 1 and not list(folder.rglob("*.nb*"))
 
 
-def test_only_beside_the_source_are_kernels_kept_where_others_may_write(folder, monkeypatch):
+def test_only_beside_the_source_are_kernels_kept_where_others_may_write(folder):
     """Python's bytecode is read from there, too."""
     folder.chmod(0o777)
-    beside = folder.parent / "cpu" / "__pycache__"
-    beside.parent.mkdir()
+    beside = folder.parent / "__pycache__"
     folder.rename(beside)
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(ahead, "_HERE", folder.parent)
-    assert ahead.cache_folder() == beside
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(beside))
-    assert ahead.cache_folder() is None
+    assert jit._unsafe(beside, folder.parent / "source.py") == ""
+    assert jit._unsafe(beside, folder.parent / "other" / "source.py").endswith(f": others may write to {beside}")
 
 
-def test_no_other_such_folder_is_one_of_kernels(folder, monkeypatch):
+def test_nothing_is_compiled_ahead_into_such_a_folder(folder, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
     assert ahead.cache_folder() == folder
     folder.chmod(0o777)

@@ -71,7 +71,7 @@ def test_processes_that_compile_open_nothing_there(place):
     code = (
         "import os\nfrom pathlib import Path\nfrom marius_oac.kernels import ahead\n"
         f"ahead.RECORD = Path({str(record)!r})\nos.sched_getaffinity = lambda number: {{0, 1}}\n"
-        "with ahead.compiling(['some']):\n    print(sum(each.wait() for each in ahead._Run.processes))"
+        "with ahead.compiling(['some']):\n    ahead.wait()\n    print(ahead._running._process.wait())"
     )
     for name in ("json", "numpy", "typing"):
         write(place / f"{name}.py", "1/0\n")

@@ -2,10 +2,10 @@
 
 - `nogil`: a kernel lets other threads run. Where they work on shared rows, see `atomics`.
 - `kept`: compiled once per machine, not once per process: machine code is kept beside the package or in the user's
-  cache (`ahead.cache_folder`). Where neither can be written, or others could write there, too, every process compiles
-  it again, and a note says so once. Cached code is valid for its sources: those of the kernel's module and of all
-  modules in `kernels` that this one imports have a folder there. Processes that want a kernel at once compile it once
-  (`once`), and most are compiled before they are called (`ahead`).
+  cache. Where neither can be written, or others could write there, too, every process compiles it again, and a note
+  says so once. Cached code is valid
+  for its sources: those of the kernel's module and of all modules in `kernels` that this one imports. Processes that
+  want a kernel at once compile it once (`once`), and most are compiled before they are called (`ahead`).
 - `no_cfunc_wrapper`, and `no_cpython_wrapper` where only kernels call: code that nobody would call took a tenth of all
   compilation.
 
@@ -31,19 +31,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numba
 from numba import config, njit
 
-from marius_oac.kernels import ahead, once
+from marius_oac.kernels import once
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.owned import exchangeable
 
+_NO_PLACE = "no locator available"  # of Numba's RuntimeError
 _told: list[str] = []
 _KERNELS = Path(__file__).parents[1]
 _IMPORT = re.compile(r"^ *from +marius_oac\.kernels\.([\w.]+) +import +(.*)$", re.MULTILINE)
@@ -53,43 +52,35 @@ def kept(**options: Any) -> Callable[[Callable], Any]:
     """`njit` with these options, and with the cache where there is a place for it."""
 
     def compiler(function: Callable) -> Any:
-        folder, why = (None, "") if config.DISABLE_JIT else _place()
-        if folder is None:
-            if why and not _told:
-                _told.append(why)
-                logger.warning(f"{why}: it is compiled anew each time; NUMBA_CACHE_DIR may name a folder")
-            return njit(**options)(function)
-        # Numba looks for changes in one file, or at its time; a kernel holds the code of what it calls, and what is
-        # left of other sources could pass for it where a process is killed while it keeps something.
-        source = Path(function.__code__.co_filename)
-        own = folder / f"{fingerprint(source)[:16]}-{source.stat().st_mtime_ns:x}"
-        given, config.CACHE_DIR = config.CACHE_DIR, str(own)
         try:
             kernel = njit(cache=True, **options)(function)
-        except RuntimeError:  # a full disk, here and wherever else Numba looks for a place
-            kernel = None
-        finally:
-            config.CACHE_DIR = given
-        if kernel is None or not Path(kernel.stats.cache_path).is_relative_to(own):
-            return njit(**options)(function)
-        kernel.compile = functools.partial(once.compiled, kernel)
-        return kernel
+        except RuntimeError as error:
+            if _NO_PLACE not in str(error):
+                raise
+            why = "compiled code can be kept neither beside the package nor in the user's cache"
+        else:
+            if config.DISABLE_JIT:
+                return kernel
+            source = Path(function.__code__.co_filename)
+            why = _unsafe(Path(kernel._cache.cache_path), source)
+            if not why:
+                # Numba's own stamp is that of one file, but a kernel holds the code of what it calls.
+                once.keep(kernel, fingerprint(source))
+                kernel.compile = functools.partial(once.compiled, kernel)
+                return kernel
+        if not _told:
+            _told.append(function.__module__)
+            logger.warning(f"{why}: it is compiled anew each time; NUMBA_CACHE_DIR may name a folder")
+        return njit(**options)(function)
 
     return compiler
 
 
-def _place() -> tuple[Path | None, str]:
-    """The folder in which compiled code is kept; None, and why there is none."""
-    folder = ahead.cache_folder()
-    if folder is None:
-        if (given := os.environ.get("NUMBA_CACHE_DIR")) and (why := exchangeable(Path(given))):
-            return None, f"compiled code is not kept in {given}: {why}"
-        return None, "compiled code can be kept neither beside the package nor in the user's cache"
-    try:
-        once.check(folder)
-    except OSError as error:
-        return None, f"compiled code can't be kept in {folder}: {error.strerror}"
-    return folder, ""
+def _unsafe(cache: Path, source: Path) -> str:
+    """Why code is not kept in a folder: others than this user could have it unpickled. Who can write beside the source
+    could as well change Python's own bytecode, which lies there."""
+    place = None if cache == source.with_name("__pycache__") else exchangeable(cache)
+    return "" if place is None else f"compiled code is not kept in {cache}: {place}"
 
 
 def within(**options: Any) -> Callable[[Callable], Any]:
@@ -114,7 +105,7 @@ def _refuse(name: str, *_: object, **__: object) -> NoReturn:
 
 @functools.cache
 def fingerprint(source: Path) -> str:
-    """SHA-256 of a file's text and of those in `kernels` that it imports, directly or not, and of Numba's version."""
+    """SHA-256 of a file's text and of those in `kernels` that it imports, directly or not."""
     found, waiting = set(), [source]
     while waiting:
         file = waiting.pop()
@@ -123,8 +114,7 @@ def fingerprint(source: Path) -> str:
             path = _KERNELS / module.replace(".", "/")
             files = [path.with_suffix(".py"), *(path / f"{name}.py" for name in re.findall(r"\w+", names))]
             waiting += [each for each in files if each not in found and each.exists()]
-    texts = [numba.__version__.encode(), *(file.read_bytes() for file in sorted(found))]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(found))).hexdigest()
 
 
 _OPTIONS = {"nogil": True, "fastmath": False, "no_cfunc_wrapper": True}
