@@ -59,6 +59,14 @@ def test_terms_are_what_is_held(graph, tmp_path, overrides):
         assert pool.made <= 6 and need(plan, "batches") > 6 * buffer * 0.7
 
 
+def test_tables_take_what_their_rows_do_or_what_storage_allows(graph, tmp_path):
+    config = tiny_config(graph, *BIG)
+    with Session(GraphTask(config, graph)) as session:
+        assert session.home.table_bytes() == sum(store.nbytes for store in session.stores)
+    on_disk = config.replace("storage.memory=1MiB", f"storage.path={tmp_path}")
+    assert Home(GraphTask(on_disk, graph)).table_bytes() == 1 << 20
+
+
 def test_more_of_anything_needs_more(graph, tmp_path):
     plain = tiny_config(graph, *BIG, "pipeline.in_flight=4")
 

@@ -10,9 +10,12 @@ import torch
 
 from marius_oac import TrainedModel, open_run, resume, train
 from marius_oac.batches import BlockData, EncodedBatch, NodeBatch
+from marius_oac.data.graphs.graph import open_graph
 from marius_oac.data.neighbors.sampling import NeighborSampler
+from marius_oac.data.reading.registry import EMBEDDED
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.models.gnn.step import blocks_of
+from marius_oac.runs.session import Session
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training.trained import compare_runs, export_run
 from marius_oac.types import map_arrays
@@ -204,6 +207,14 @@ def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(encoded, graph, 
     assert "run can't be written: the nodes are encoded anew each time" in said
     assert "can't be written: neighbours and features lie in" in said
     assert not (tmp_path / "run" / "encoded").exists() and list(tmp_path.rglob("neighbors-both"))
+
+
+def test_nothing_is_written_beside_the_graph_that_comes_with_the_package(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    graph, before = open_graph("codex-s"), sorted(EMBEDDED.rglob("*"))
+    with Session(GraphTask(tiny_config(graph, *ENCODERS["sage"], "threads=1"), graph)):
+        assert list(tmp_path.rglob("neighbors-both"))
+    assert sorted(EMBEDDED.rglob("*")) == before and "can't be written" not in capsys.readouterr().err
 
 
 def test_training_needs_no_gradient_of_features(graph, features, tmp_path):
